@@ -1,0 +1,268 @@
+"""Attention: the pure functions, and the modules that hold their weights.
+
+Shapes: batch B, heads H, tokens T, head size D. Queries, keys and values are ``(B, H, T, D)``;
+attention weights are ``(B, H, T, T)`` with the query before the key. Each pure function takes
+``need_weights``: without it the fused kernel runs and no T x T tensor is made where the
+mathematics allows it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .errors import InputError
+
+NORMALIZE_OVER = ("sequence", "query", "key")
+
+
+# ------------------------------------------------------------------ pure functions
+
+
+def softmax_attention(q, k, v, *, bias=None, dropout: float = 0.0, need_weights: bool = False):
+    """Causal softmax attention, ``softmax(q k^T / sqrt(D) + bias) v``.
+
+    Parameters
+    ----------
+    q, k, v : torch.Tensor
+        ``(B, H, T, D)``, on one device.
+    bias : torch.Tensor, optional
+        Added to the logits: ``(B, H, T)`` per key, or ``(B, H, T, T)`` per query and key.
+    dropout : float
+        On the attention weights.
+    need_weights : bool
+        Return the weights as well (plain form, O(T^2) memory).
+
+    Returns
+    -------
+    out : torch.Tensor
+        ``(B, H, T, D)``, dtype of `q`.
+    weights : torch.Tensor or None
+        ``(B, H, T, T)``, before dropout; rows sum to 1, zero where key > query.
+
+    References
+    ----------
+    Vaswani et al. 2017, eq. 1.
+    """
+    per_key = bias is not None and bias.dim() == 3
+    if need_weights:
+        logits = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, H, T, T)
+        if bias is not None:
+            logits = logits + (bias.unsqueeze(-2) if per_key else bias)
+        weights = logits.masked_fill(~causal_mask(q), float("-inf")).softmax(-1)
+        return F.dropout(weights, dropout) @ v, weights
+    if bias is None:
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True), None
+    if per_key:
+        return _per_key_bias_attention(q, k, v, bias, dropout), None
+    mask = bias.masked_fill(~causal_mask(q), float("-inf")).to(q.dtype)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout), None
+
+
+def causal_mask(q: torch.Tensor) -> torch.Tensor:
+    """Boolean ``(T, T)``, true where key <= query, on the device of `q`."""
+    n_tokens = q.shape[-2]
+    return torch.ones(n_tokens, n_tokens, dtype=torch.bool, device=q.device).tril()
+
+
+def _per_key_bias_attention(q, k, v, bias, dropout):
+    """Softmax attention with a bias per key, without a T x T mask.
+
+    q.k + sqrt(D) b_j is the dot product of [q, 1] and [k, sqrt(D) b_j], so the fused causal kernel
+    applies at head size D + 1 (padded to a multiple of 8, which the kernels want).
+    """
+    size = q.shape[-1]
+    pad = -(size + 1) % 8
+    ones = torch.ones_like(q[..., :1])
+    q = F.pad(torch.cat([q, ones], -1), (0, pad))
+    k = F.pad(torch.cat([k, (bias * math.sqrt(size)).unsqueeze(-1).to(k.dtype)], -1), (0, pad))
+    v = F.pad(v, (0, pad + 1))
+    out = F.scaled_dot_product_attention(
+        q, k, v, dropout_p=dropout, is_causal=True, scale=1 / math.sqrt(size)
+    )
+    return out[..., :size]
+
+
+def standardize_energy(energy: torch.Tensor, normalize_over: str = "sequence") -> torch.Tensor:
+    """Standardise token energies, z = (e - mean) / deviation.
+
+    Parameters
+    ----------
+    energy : torch.Tensor
+        ``(..., T)``.
+    normalize_over : {"sequence", "query", "key"}
+        The tokens that mean and deviation are taken over. ``"sequence"`` takes all of the window,
+        as published, which lets later tokens change earlier outputs (not causal). ``"query"``
+        takes the tokens up to the query, ``"key"`` those up to the key (fit for a KV cache).
+
+    Returns
+    -------
+    torch.Tensor
+        ``(..., T)``, for ``"query"`` ``(..., T_query, T_key)``. Float32. Where the deviation is 0
+        (one token, equal energies) z is 0.
+    """
+    energy = energy.float()
+    if normalize_over == "sequence":
+        mean = energy.mean(-1, keepdim=True)
+        variance = energy.var(-1, keepdim=True, correction=0)
+        return (energy - mean) * (variance + 1e-12).rsqrt()
+    if normalize_over not in NORMALIZE_OVER:
+        raise InputError(f"normalize_over is one of {NORMALIZE_OVER}, not '{normalize_over}'")
+    # Running moments in float64 (mps has none): differences of cumulative sums cancel.
+    wide = energy.double() if energy.device.type != "mps" else energy
+    count = torch.arange(1, energy.shape[-1] + 1, device=energy.device)
+    mean = wide.cumsum(-1) / count
+    variance = (wide.square().cumsum(-1) / count - mean.square()).clamp(min=0)
+    mean, scale = mean.float(), (variance + 1e-12).rsqrt().float()
+    if normalize_over == "key":
+        return (energy - mean) * scale
+    return (energy.unsqueeze(-2) - mean.unsqueeze(-1)) * scale.unsqueeze(-1)
+
+
+def log_energy_gate(energy, alpha, tau, mix, normalize_over: str = "sequence") -> torch.Tensor:
+    """Logarithm of the energy gate, log sum_m softmax(mix)_m sigmoid(alpha_m (z_m - tau_m)).
+
+    Parameters
+    ----------
+    energy : torch.Tensor
+        ``(B, H, n, T)``: n gate scales.
+    alpha, tau, mix : torch.Tensor
+        ``(H, n)``: sharpness, threshold, mixing logits.
+    normalize_over
+        See :func:`standardize_energy`.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(B, H, T)`` per key, or for ``"query"`` ``(B, H, T, T)``. Float32.
+
+    References
+    ----------
+    Energy-gated attention (Zeris 2026): e_j energy, g_j = sigmoid(alpha (z_j - tau)).
+    """
+    z = standardize_energy(energy, normalize_over)
+    ones = (1,) * (z.dim() - 3)
+    alpha, tau = (p.view(*p.shape, *ones).float() for p in (alpha, tau))
+    weight = mix.float().log_softmax(-1).view(*mix.shape, *ones)
+    return torch.logsumexp(weight + F.logsigmoid(alpha * (z - tau)), dim=2)
+
+
+def energy_gated_attention(q, k, v, log_gate, *, dropout: float = 0.0, need_weights: bool = False):
+    """Softmax attention whose weights are gated per key and renormalised.
+
+    ``A <- softmax(q k^T / sqrt(D)) g_j``, rows renormalised, which is the same as adding
+    ``log g_j`` to the logits; that is how it is computed.
+
+    Parameters
+    ----------
+    q, k, v : torch.Tensor
+        ``(B, H, T, D)``.
+    log_gate : torch.Tensor
+        ``(B, H, T)`` or ``(B, H, T, T)``, from :func:`log_energy_gate`.
+    dropout, need_weights
+        As in :func:`softmax_attention`, whose return value this has too. Dropout acts on the
+        renormalised weights (the published code drops before it renormalises).
+    """
+    return softmax_attention(q, k, v, bias=log_gate, dropout=dropout, need_weights=need_weights)
+
+
+# ------------------------------------------------------------------ modules
+
+
+class SoftmaxAttention(nn.Module):
+    """Multi-head causal softmax attention: q, k, v without bias, output projection with one.
+
+    Parameters
+    ----------
+    d_model, n_head : int
+    head_size : int, optional
+        ``d_model // n_head`` by default.
+    dropout : float
+        On the attention weights.
+    """
+
+    def __init__(
+        self, d_model: int, n_head: int, head_size: int | None = None, dropout: float = 0.0
+    ):
+        super().__init__()
+        self.n_head = n_head
+        self.head_size = head_size or d_model // n_head
+        inner = n_head * self.head_size
+        self.qkv = nn.Linear(d_model, 3 * inner, bias=False)
+        self.proj = nn.Linear(inner, d_model)
+        self.dropout = dropout
+
+    def attend(self, x, q, k, v, dropout, need_weights):
+        """The attention itself; what kinds of attention override."""
+        return softmax_attention(q, k, v, dropout=dropout, need_weights=need_weights)
+
+    def forward(self, x, need_weights: bool = False):
+        """``(B, T, d_model)`` to the same shape, and the weights ``(B, H, T, T)`` or None."""
+        b, t, _ = x.shape
+        qkv = self.qkv(x).view(b, t, 3, self.n_head, self.head_size)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
+        dropout = self.dropout if self.training else 0.0
+        out, weights = self.attend(x, q, k, v, dropout, need_weights)
+        return self.proj(out.transpose(1, 2).reshape(b, t, -1)), weights
+
+
+class EnergyGatedAttention(SoftmaxAttention):
+    """Energy-gated attention: EGA-n (n linear energies a head) or EGA-C (causal convolutions).
+
+    Parameters
+    ----------
+    d_model, n_head, head_size, dropout
+        As in :class:`SoftmaxAttention`.
+    n_scales : int
+        Gate scales per head for EGA-n; ignored when `filters` is given.
+    filters : sequence of int, optional
+        Lengths of the causal filters of EGA-C, one gate scale each. The energy is the squared
+        modulus of a pair of filter outputs.
+    normalize_over : {"sequence", "query", "key"}
+        See :func:`standardize_energy`.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_head: int,
+        head_size: int | None = None,
+        dropout: float = 0.0,
+        *,
+        n_scales: int = 1,
+        filters: tuple[int, ...] | None = None,
+        normalize_over: str = "sequence",
+    ):
+        super().__init__(d_model, n_head, head_size, dropout)
+        self.normalize_over = normalize_over
+        n = len(filters) if filters else n_scales
+        if filters:
+            self.filters = nn.ModuleList(nn.Conv1d(d_model, 2 * n_head, size) for size in filters)
+            self.energy = None
+        else:
+            self.filters = None
+            self.energy = nn.Linear(d_model, n_head * n)
+        self.alpha = nn.Parameter(torch.full((n_head, n), 2.0))
+        self.tau = nn.Parameter(torch.zeros(n_head, n))
+        self.mix = nn.Parameter(torch.full((n_head, n), 1.0 / n))
+
+    def token_energy(self, x: torch.Tensor) -> torch.Tensor:
+        """Energies ``(B, H, n, T)`` of the tokens of ``x`` ``(B, T, d_model)``."""
+        b, t, _ = x.shape
+        if self.filters is None:
+            return self.energy(x).view(b, t, self.n_head, -1).permute(0, 2, 3, 1)
+        along = x.transpose(1, 2)  # (B, d_model, T)
+        pairs = [
+            conv(F.pad(along, (conv.kernel_size[0] - 1, 0))).view(b, self.n_head, 2, t)
+            for conv in self.filters
+        ]
+        return torch.stack(pairs, 2).square().sum(3)  # (B, H, n, 2, T) -> (B, H, n, T)
+
+    def attend(self, x, q, k, v, dropout, need_weights):
+        log_gate = log_energy_gate(
+            self.token_energy(x), self.alpha, self.tau, self.mix, self.normalize_over
+        )
+        return energy_gated_attention(q, k, v, log_gate, dropout=dropout, need_weights=need_weights)

@@ -1,0 +1,374 @@
+"""Attention fields: attention matrices over an ensemble of document windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+import xarray as xr
+
+from .checkpoints import pick_device
+from .errors import InputError
+
+CONVENTIONS = ("causal", "published", "signed")
+BLOCK_BYTES = 256 * 2**20
+
+
+# ------------------------------------------------------------------ from a model
+
+
+def _check_tokens(tokens: torch.Tensor, context: int | None) -> None:
+    if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
+        raise InputError(
+            f"tokens are whole numbers of shape (snapshot, position), not {tokens.dtype} of shape "
+            f"{tuple(tokens.shape)}"
+        )
+    if len(tokens) < 3:
+        raise InputError(
+            f"{len(tokens)} snapshot(s): an ensemble needs at least 3; take more document windows"
+        )
+    if context is not None and tokens.shape[1] > context:
+        raise InputError(
+            f"windows of {tokens.shape[1]} tokens are longer than the model's context of {context}"
+        )
+
+
+class _OurModel:
+    """How to read the attention weights of a `GPT`."""
+
+    def __init__(self, model):
+        self.model, self.config = model, model.config
+        self.n_layer, self.n_head = model.config.n_layer, model.config.n_head
+        self.context = model.config.context
+
+    def run(self, tokens, mask, on_attention):
+        if mask is not None and not bool(mask.all()):
+            raise InputError("our GPT has no padding: pass windows of equal length and no mask")
+        self.model(tokens, on_attention=on_attention)
+
+
+class _HuggingFaceModel:
+    """How to read those of a transformers model: through its attention interface.
+
+    The model's own eager attention function computes the weights, so scale, biases, rotary
+    positions, grouped keys and masks are the model's; one layer is held at a time.
+    """
+
+    NAME = "attnlib_capture"
+
+    def __init__(self, model):
+        self.model = model
+        config = model.config.get_text_config()
+        self.n_layer, self.n_head = config.num_hidden_layers, config.num_attention_heads
+        self.context = getattr(config, "max_position_embeddings", None)
+
+    def run(self, tokens, mask, on_attention):
+        import sys
+
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.masking_utils import eager_mask
+
+        seen = []
+
+        def capture(module, query, key, value, attention_mask, **kwargs):
+            eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+            if eager is None:
+                raise InputError(
+                    f"{type(module).__name__} has no eager attention function, so its weights "
+                    "cannot be captured"
+                )
+            out, weights = eager(module, query, key, value, attention_mask, **kwargs)
+            on_attention(len(seen), weights)
+            seen.append(type(module).__name__)
+            return out, None
+
+        AttentionInterface.register(self.NAME, capture)
+        AttentionMaskInterface.register(self.NAME, eager_mask)
+        before = self.model.config._attn_implementation
+        try:
+            self.model.set_attn_implementation(self.NAME)
+            self.model(
+                input_ids=tokens,
+                attention_mask=mask if mask is not None else tokens.new_ones(tokens.shape),
+            )
+        finally:
+            self.model.set_attn_implementation(before)
+        if len(seen) != self.n_layer:
+            raise InputError(
+                f"{type(self.model).__name__} used transformers' attention interface in "
+                f"{len(seen)} of its {self.n_layer} layers: its attention cannot be captured"
+            )
+
+
+def _reader(model):
+    if (
+        hasattr(model, "blocks")
+        and hasattr(model, "generate")
+        and not hasattr(model, "name_or_path")
+    ):
+        return _OurModel(model)
+    if hasattr(model, "set_attn_implementation"):
+        return _HuggingFaceModel(model)
+    raise InputError(
+        f"{type(model).__name__} is neither an attnlib.GPT nor a transformers model: its attention "
+        "cannot be captured"
+    )
+
+
+def iter_fields(
+    model,
+    tokens: torch.Tensor,
+    heads: str = "mean",
+    *,
+    attention_mask: torch.Tensor | None = None,
+    block: int | None = None,
+    device: str | None = None,
+) -> Iterator[tuple[int, slice, torch.Tensor]]:
+    """Stream attention fields, one layer and one block of documents at a time.
+
+    Parameters
+    ----------
+    model : GPT or transformers.PreTrainedModel
+        Causal or bidirectional; put into evaluation mode for the time being.
+    tokens : torch.Tensor
+        Document windows ``(N, T)``, whole numbers.
+    heads : {"mean", "all"}
+        Average over heads (as published), or keep them.
+    attention_mask : torch.Tensor, optional
+        ``(N, T)``, 0 for padding (transformers models). Rows of padded queries come out as zeros.
+    block : int, optional
+        Documents a block; by default so many that a block of all layers takes 256 MiB.
+    device : str, optional
+        Where to run the model; by default where it is.
+
+    Yields
+    ------
+    (layer, documents, weights)
+        `layer` counts from 0; `weights` is ``(n, T, T)`` or ``(n, H, T, T)``, float32, on the
+        device that the model ran on.
+
+    Raises
+    ------
+    InputError
+        Fewer than 3 windows, windows longer than the context, a model whose attention cannot be
+        captured, or a value that is not finite (naming layer and snapshot).
+    """
+    if heads not in ("mean", "all"):
+        raise InputError(f"heads is 'mean' or 'all', not {heads!r}")
+    reader = _reader(model)
+    _check_tokens(tokens, reader.context)
+    where = pick_device(device) if device else next(model.parameters()).device
+    model = model.to(where)
+    if block is None:
+        kept = reader.n_head if heads == "all" else 1
+        block = max(1, BLOCK_BYTES // (4 * reader.n_layer * kept * tokens.shape[1] ** 2))
+    was_training = model.training
+    model.eval()
+    try:
+        for start in range(0, len(tokens), block):
+            documents = slice(start, min(start + block, len(tokens)))
+            mask = attention_mask[documents].to(where) if attention_mask is not None else None
+            layers: list[torch.Tensor] = []
+
+            def keep(layer, weights, layers=layers, mask=mask):
+                weights = weights.float()
+                if mask is not None:
+                    weights = weights * mask[:, None, :, None]
+                layers.append(weights.mean(1) if heads == "mean" else weights)
+
+            with torch.no_grad():
+                reader.run(tokens[documents].to(where), mask, keep)
+            for layer, weights in enumerate(layers):
+                _check_finite(weights, layer + 1, first=documents.start)
+                yield layer, documents, weights
+    finally:
+        model.train(was_training)
+
+
+def attention_fields(
+    model,
+    tokens: torch.Tensor,
+    heads: str = "mean",
+    *,
+    attention_mask: torch.Tensor | None = None,
+    block: int | None = None,
+    device: str | None = None,
+    progress: bool = False,
+) -> xr.DataArray:
+    """Attention fields A_s(i, j) of every layer on every document window.
+
+    Parameters
+    ----------
+    model, tokens, heads, attention_mask, block, device
+        As in :func:`iter_fields`, which streams what this gathers.
+    progress : bool
+        Show a progress bar on stderr.
+
+    Returns
+    -------
+    xarray.DataArray
+        ``(layer, [head,] snapshot, query, key)``, float32, in main memory: 4 L N T^2 bytes
+        (236 MB for 6 layers, 150 windows of 256 tokens). `layer` and `head` count from 1.
+
+    References
+    ----------
+    Zeris 2026 (arXiv 2606.06573): A_s^(l)(i, j), averaged over heads.
+    """
+    from tqdm import tqdm
+
+    reader = _reader(model)
+    _check_tokens(tokens, reader.context)
+    n, t = tokens.shape
+    kept = (reader.n_head,) if heads == "all" else ()
+    values = np.empty((reader.n_layer, *kept, n, t, t), dtype=np.float32)
+    stream = iter_fields(
+        model, tokens, heads, attention_mask=attention_mask, block=block, device=device
+    )
+    with tqdm(total=n * reader.n_layer, desc="fields", disable=not progress) as bar:
+        for layer, documents, weights in stream:
+            weights = weights.cpu().numpy()
+            if kept:
+                values[layer][:, documents] = weights.swapaxes(0, 1)
+            else:
+                values[layer][documents] = weights
+            bar.update(len(weights))
+    dims = ("layer", *(("head",) if kept else ()), "snapshot", "query", "key")
+    coords = {"layer": np.arange(1, reader.n_layer + 1)}
+    if kept:
+        coords["head"] = np.arange(1, reader.n_head + 1)
+    return xr.DataArray(values, coords, dims, name="attention", attrs={"heads": heads})
+
+
+# ------------------------------------------------------------------ as an ensemble
+
+
+def _check_finite(values: torch.Tensor, label, first: int = 0) -> None:
+    if not bool(torch.isfinite(values).all()):
+        finite = torch.isfinite(values).flatten(1).all(1)
+        snapshot = first + int((~finite).nonzero()[0, 0])
+        raise InputError(
+            f"layer {label}, snapshot {snapshot} holds a value that is not finite: leave that "
+            "document out, or look for the overflow in the model"
+        )
+
+
+def each_field(
+    fields: xr.DataArray | torch.Tensor, device: str | None = None
+) -> Iterator[torch.Tensor]:
+    """Ensembles ``(N, T, T)`` of a field array, one (layer[, head]) at a time, checked.
+
+    A tensor stays on its device unless `device` names another; a DataArray is read from main
+    memory onto `device` (default: the CPU).
+    """
+    if isinstance(fields, xr.DataArray):
+        if fields.dims[-3:] != ("snapshot", "query", "key"):
+            raise InputError(
+                f"fields end in the dimensions snapshot, query, key, not {fields.dims}: transpose"
+            )
+        values, labels = fields.values, list(np.atleast_1d(fields.coords.get("layer", [1])))
+    else:
+        values, labels = fields, list(range(1, 1 + (len(fields) if fields.dim() > 3 else 1)))
+    n, t, t_key = values.shape[-3:]
+    if t != t_key or t < 2:
+        raise InputError(f"fields are square, query x key; these are {t} x {t_key}")
+    if n < 3:
+        raise InputError(f"{n} snapshot(s): an ensemble needs at least 3")
+    lead = values.shape[:-3]
+    for index in np.ndindex(lead):
+        one = values[index]
+        one = torch.from_numpy(np.ascontiguousarray(one)) if isinstance(one, np.ndarray) else one
+        if device is not None:
+            one = one.to(pick_device(device))
+        _check_finite(one, labels[index[0]] if index else labels[0])
+        yield one
+
+
+def map_fields(
+    fields: xr.DataArray | torch.Tensor, function: Callable, device: str | None = None
+) -> tuple[list, tuple[str, ...], dict]:
+    """Apply `function` to each ensemble; returns results, leading dims and their coordinates."""
+    results = [function(one) for one in each_field(fields, device)]
+    if isinstance(fields, xr.DataArray):
+        dims = fields.dims[:-3]
+        coords = {d: fields.coords[d].values for d in dims if d in fields.coords}
+    else:
+        names = {0: (), 1: ("layer",), 2: ("layer", "head")}
+        dims = names[fields.dim() - 3]
+        coords = {d: np.arange(1, n + 1) for d, n in zip(dims, fields.shape, strict=False)}
+    return results, dims, coords
+
+
+def stack_leading(results: list, lead_shape: tuple[int, ...]) -> np.ndarray:
+    """Stack per-ensemble arrays into ``lead_shape + array.shape``, in NumPy."""
+    arrays = [r.cpu().numpy() if isinstance(r, torch.Tensor) else np.asarray(r) for r in results]
+    return np.stack(arrays).reshape(*lead_shape, *arrays[0].shape)
+
+
+def fluctuation(fields: xr.DataArray) -> xr.DataArray:
+    """Fluctuating part of the field, u_s = A_s - mean over s (the Reynolds decomposition).
+
+    Parameters
+    ----------
+    fields : xarray.DataArray
+        ``(..., snapshot, query, key)``, at least 3 snapshots, all finite.
+
+    Returns
+    -------
+    xarray.DataArray
+        Same shape; its mean over snapshots is zero.
+
+    References
+    ----------
+    Zeris 2026: A_s = Abar + u_s.
+    """
+    for _ in each_field(fields):
+        pass
+    return (fields - fields.mean("snapshot")).rename("fluctuation")
+
+
+def check_convention(fields: torch.Tensor, convention: str) -> None:
+    """Refuse an unknown convention, and the causal one for fields that look ahead."""
+    if convention not in CONVENTIONS:
+        raise InputError(f"convention is one of {CONVENTIONS}, not {convention!r}")
+    if convention == "causal":
+        ahead = float(fields.triu(1).abs().sum(dtype=torch.float64))
+        if ahead > 1e-6 * float(fields.abs().sum(dtype=torch.float64)):
+            raise InputError(
+                "these fields have weight on keys after the query (a bidirectional model?), which "
+                "convention='causal' would drop: use convention='signed'"
+            )
+
+
+def lag_rows(fields: torch.Tensor, convention: str = "causal") -> tuple[torch.Tensor, np.ndarray]:
+    """Rows of a field as functions of the lag.
+
+    Parameters
+    ----------
+    fields : torch.Tensor
+        ``(N, T, T)``, query before key.
+    convention : {"causal", "published", "signed"}
+        ``"causal"``: lag = query - key, from 0 to T - 1; zero past the first key.
+        ``"published"``: lag = key - query, from 0 to T - 1, the last key repeated past the end, as
+        in the public code of the paper. Under a causal mask this leaves the diagonal and a
+        constant last row.
+        ``"signed"``: lag = query - key from -(T - 1) to T - 1, zero outside; for bidirectional
+        models.
+
+    Returns
+    -------
+    rows : torch.Tensor
+        ``(N, T, L)``.
+    lag : numpy.ndarray
+        ``(L,)``
+    """
+    t = fields.shape[-1]
+    lag = np.arange(-(t - 1), t) if convention == "signed" else np.arange(t)
+    query = torch.arange(t, device=fields.device)[:, None]
+    shift = torch.from_numpy(lag).to(fields.device)[None, :]
+    key = query + shift if convention == "published" else query - shift  # (T, L)
+    inside = (key >= 0) & (key < t)
+    if convention == "published":
+        inside = torch.ones_like(inside)
+    index = key.clamp(0, t - 1).expand(len(fields), -1, -1)
+    return fields.gather(2, index) * inside, lag

@@ -1,0 +1,207 @@
+"""A GPT in one short file: pre-LN decoder with the kinds of attention that the book compares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .attention import NORMALIZE_OVER, EnergyGatedAttention, SoftmaxAttention
+from .errors import InputError
+
+ATTENTION_KINDS = ("softmax", "ega-1", "ega-2", "ega-c")
+EGA_C_FILTERS = (3, 7, 15, 31)
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Shape of a GPT. The defaults are the exact shape of Zeris 2026 (BASE, 4,816,640 parameters).
+
+    Parameters
+    ----------
+    n_layer, n_head, d_model, context, vocab_size : int
+        Layers, heads a layer, width, longest window in tokens, vocabulary.
+    attention : str or tuple of str
+        ``"softmax"``, ``"ega-1"``, ``"ega-2"`` (1 or 2 linear gate scales) or ``"ega-c"`` (causal
+        convolutions of lengths 3, 7, 15, 31); a tuple gives one kind per layer.
+    head_size : int or tuple of int, optional
+        ``d_model // n_head`` by default; a tuple gives one size per layer.
+    dropout : float
+        On embeddings, attention weights and both residual branches.
+    norm : bool
+        Layer normalisation (pre-LN and final); False leaves it out.
+    normalize_over : str
+        What energy-gated attention standardises its energies over.
+    """
+
+    n_layer: int = 6
+    n_head: int = 8
+    d_model: int = 256
+    context: int = 256
+    vocab_size: int = 65
+    attention: str | tuple[str, ...] = "softmax"
+    head_size: int | tuple[int, ...] | None = None
+    dropout: float = 0.1
+    norm: bool = True
+    normalize_over: str = "sequence"
+
+    def __post_init__(self):
+        for name in ("n_layer", "n_head", "d_model", "context", "vocab_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InputError(f"{name} is a positive whole number, not {value!r}")
+        if not 0 <= self.dropout < 1:
+            raise InputError(f"dropout lies in [0, 1), not {self.dropout!r}")
+        if self.normalize_over not in NORMALIZE_OVER:
+            raise InputError(f"normalize_over is one of {NORMALIZE_OVER}")
+        for kind in self.per_layer("attention"):
+            if kind not in ATTENTION_KINDS:
+                raise InputError(f"attention is one of {ATTENTION_KINDS}, not {kind!r}")
+        if self.head_size is None and self.d_model % self.n_head:
+            raise InputError(
+                f"d_model={self.d_model} is not a multiple of n_head={self.n_head}: "
+                "choose one that is, or give head_size"
+            )
+
+    def per_layer(self, name: str) -> tuple:
+        """The value of `attention` or `head_size` for each layer."""
+        value = getattr(self, name)
+        if not isinstance(value, (tuple, list)):
+            return (value,) * self.n_layer
+        if len(value) != self.n_layer:
+            raise InputError(f"{name} names {len(value)} layers, but the model has {self.n_layer}")
+        return tuple(value)
+
+    def to_dict(self) -> dict:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict) -> GPTConfig:
+        """Inverse of :meth:`to_dict`; an unknown name is refused."""
+        unknown = sorted(set(values) - {f.name for f in fields(cls)})
+        if unknown:
+            raise InputError(f"unknown model parameter(s): {', '.join(unknown)}")
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+
+def _make_attention(config: GPTConfig, layer: int) -> nn.Module:
+    kind, size = config.per_layer("attention")[layer], config.per_layer("head_size")[layer]
+    shape = (config.d_model, config.n_head, size, config.dropout)
+    if kind == "softmax":
+        return SoftmaxAttention(*shape)
+    gate = {"filters": EGA_C_FILTERS} if kind == "ega-c" else {"n_scales": int(kind[-1])}
+    return EnergyGatedAttention(*shape, **gate, normalize_over=config.normalize_over)
+
+
+class Block(nn.Module):
+    """Attention and a GELU feed-forward of four times the width, each in a residual branch."""
+
+    def __init__(self, config: GPTConfig, layer: int):
+        super().__init__()
+        d = config.d_model
+        self.norm_1 = nn.LayerNorm(d) if config.norm else nn.Identity()
+        self.attention = _make_attention(config, layer)
+        self.norm_2 = nn.LayerNorm(d) if config.norm else nn.Identity()
+        self.mlp = nn.Sequential(nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d))
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x, need_weights: bool = False):
+        y, weights = self.attention(self.norm_1(x), need_weights)
+        x = x + self.dropout(y)
+        return x + self.dropout(self.mlp(self.norm_2(x))), weights
+
+
+class GPT(nn.Module):
+    """Decoder-only transformer: learned positions, pre-LN, tied output head.
+
+    Parameters
+    ----------
+    config : GPTConfig
+    seed : int
+        Seeds the initial weights, without touching the global random state.
+    """
+
+    def __init__(self, config: GPTConfig, seed: int = 0):
+        super().__init__()
+        self.config = config
+        self.token_embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.position_embedding = nn.Embedding(config.context, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.norm = nn.LayerNorm(config.d_model) if config.norm else nn.Identity()
+        generator = torch.Generator().manual_seed(seed)
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding, nn.Conv1d)):
+                nn.init.normal_(module.weight, std=0.02, generator=generator)
+                if getattr(module, "bias", None) is not None:
+                    nn.init.zeros_(module.bias)
+
+    def n_parameters(self) -> int:
+        """Number of weights; the tied head counts once."""
+        return sum(p.numel() for p in self.parameters())
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        targets: torch.Tensor | None = None,
+        on_attention: Callable[[int, torch.Tensor], None] | None = None,
+    ):
+        """Next-token logits.
+
+        Parameters
+        ----------
+        tokens : torch.Tensor
+            ``(B, T)`` int64, T at most ``config.context``.
+        targets : torch.Tensor, optional
+            ``(B, T)``; then the mean cross-entropy in nats comes back as well.
+        on_attention : callable, optional
+            Called as ``on_attention(layer, weights)`` with layer counted from 0 and weights
+            ``(B, H, T, T)``, one layer at a time, so that no more than one is held.
+
+        Returns
+        -------
+        logits ``(B, T, vocab_size)``, loss (scalar or None)
+        """
+        n_tokens = tokens.shape[1]
+        if n_tokens > self.config.context:
+            raise InputError(
+                f"a window of {n_tokens} tokens is longer than the model's context of "
+                f"{self.config.context}: shorten it, or train with a longer context"
+            )
+        positions = torch.arange(n_tokens, device=tokens.device)
+        x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))
+        for layer, block in enumerate(self.blocks):
+            x, weights = block(x, need_weights=on_attention is not None)
+            if on_attention is not None:
+                on_attention(layer, weights)
+        logits = F.linear(self.norm(x), self.token_embedding.weight)  # (B, T, vocab)
+        if targets is None:
+            return logits, None
+        return logits, F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+    @torch.no_grad()
+    def generate(
+        self,
+        tokens: torch.Tensor,
+        n_new: int,
+        *,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        seed: int = 0,
+    ) -> torch.Tensor:
+        """Continue ``tokens`` ``(T,)`` by `n_new` sampled tokens; returns ``(T + n_new,)``."""
+        generator = torch.Generator(device=tokens.device).manual_seed(seed)
+        was_training = self.training
+        self.eval()
+        for _ in range(n_new):
+            logits = self(tokens[None, -self.config.context :])[0][0, -1].float() / temperature
+            if top_k is not None:
+                logits[logits < logits.topk(top_k).values[-1]] = float("-inf")
+            new = torch.multinomial(logits.softmax(-1), 1, generator=generator)
+            tokens = torch.cat([tokens, new])
+        self.train(was_training)
+        return tokens

@@ -1,0 +1,202 @@
+"""Correlation of snapshots by lag and by scale.
+
+The filter of a scale weights an entry of the field by its lag alone. So the N x N correlation
+matrix at any scale is a weighted sum over lags of one tensor,
+
+    G_a = sum over lags of w_a(lag)^2 G(lag),
+    G(lag)[s, s'] = sum over i of u_s(i, i - lag) u_s'(i, i - lag),
+
+which is computed once for all scales, widths and resamples.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import xarray as xr
+
+from .errors import InputError
+from .fields import check_convention, map_fields, stack_leading
+from .wavelet import OMEGA0, scale_to_period
+
+CENTERS = ("period", "scale", "zero")
+LAGS_AT_ONCE = 16
+
+
+def lag_window(
+    lag, scale, width: float = 0.5, center: str = "period", omega0: float = OMEGA0
+) -> np.ndarray:
+    """Gaussian window over the lag, w_a(lag) = exp(-(abs(lag) - c)^2 / (2 (width a)^2)).
+
+    Parameters
+    ----------
+    lag : array-like
+        Lags, ``(L,)``.
+    scale : float or sequence of float
+        a, in tokens. An infinite scale gives w = 1: no filter (raw POD).
+    width : float
+        Standard deviation of the window in units of the scale.
+    center : {"period", "scale", "zero"}
+        c: the Fourier period of the wavelet at this scale (default), the scale, or 0. The last
+        with width 1 is the published window, a low-pass rather than a band.
+    omega0 : float
+        Of the wavelet, for its period.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``(S, L)`` float64, or ``(L,)`` for a single scale.
+
+    Raises
+    ------
+    InputError
+        A window that holds no lag at all, naming its scale.
+    """
+    if center not in CENTERS:
+        raise InputError(f"center is one of {CENTERS}, not {center!r}")
+    if not width > 0:
+        raise InputError(f"width is positive, not {width}")
+    lag = np.abs(np.asarray(lag, dtype=np.float64))
+    scales = np.atleast_1d(np.asarray(scale, dtype=np.float64))
+    if np.isnan(scales).any() or (scales <= 0).any():
+        raise InputError("scales are positive numbers (in tokens); infinity means no filter")
+    factor = {"period": scale_to_period(1.0, omega0), "scale": 1.0, "zero": 0.0}[center]
+    windows = np.ones((len(scales), len(lag)))
+    for one, a in zip(windows, scales, strict=True):
+        if np.isfinite(a):
+            one[:] = np.exp(-((lag - factor * a) ** 2) / (2 * (width * a) ** 2))
+            if factor * a > lag.max() or one.max() < 1e-3:
+                raise InputError(
+                    f"scale {a:g} looks at lag {factor * a:g}, which these fields (lags up to "
+                    f"{lag.max():g}) do not have, or its window is narrower than a token: choose "
+                    "a smaller scale, longer windows of text, or a larger width"
+                )
+    return windows if np.ndim(scale) else windows[0]
+
+
+def allall_lags(t: int, convention: str) -> np.ndarray:
+    return np.arange(-(t - 1), t) if convention == "signed" else np.arange(t)
+
+
+def _diagonals(field: torch.Tensor, lags: np.ndarray, convention: str) -> torch.Tensor:
+    """Fluctuation along the diagonals of some lags, ``(lag, N, T)`` float64, zero past the end.
+
+    No row is repeated past its end here, in any convention: neither does the published POD.
+    """
+    n, t, _ = field.shape
+    wide = torch.float64 if field.device.type != "mps" else torch.float32
+    out = torch.zeros(len(lags), n, t, dtype=wide, device=field.device)
+    for one, lag in zip(out, lags, strict=True):
+        offset = int(lag) if convention == "published" else -int(lag)
+        one[:, : t - abs(int(lag))] = field.diagonal(offset, 1, 2)
+    return out - out.mean(1, keepdim=True)
+
+
+def lag_gram(fields, *, convention: str = "causal", device: str | None = None) -> xr.DataArray:
+    """Correlation of snapshots lag by lag, G(lag)[s, s'] = sum over i of u_s u_s' at (i, i - lag).
+
+    Parameters
+    ----------
+    fields : xarray.DataArray or torch.Tensor
+        ``(layer, [head,] snapshot, query, key)``; the mean field is subtracted here.
+    convention : {"causal", "published", "signed"}
+        What the lag is; see :func:`attnlib.lag_rows`.
+    device : str, optional
+        Where to compute; by default where the data are.
+
+    Returns
+    -------
+    xarray.DataArray
+        ``(layer, [head,] lag, snapshot, snapshot_)``, float64: 8 L T N^2 bytes. Where that is too
+        much, :func:`scale_gram` sums over lags as it goes.
+    """
+
+    def one(field):
+        check_convention(field, convention)
+        lags = all_lags(field.shape[-1], convention)
+        parts = []
+        for block in np.array_split(lags, -(-len(lags) // LAGS_AT_ONCE)):
+            u = _diagonals(field, block, convention)
+            parts.append(u @ u.mT)
+        return torch.cat(parts)
+
+    results, dims, coords = map_fields(fields, one, device)
+    values = stack_leading(results, tuple(len(coords[d]) for d in dims))
+    lags = all_lags(fields.shape[-1], convention)
+    return xr.DataArray(
+        values,
+        {**coords, "lag": lags},
+        (*dims, "lag", "snapshot", "snapshot_"),
+        name="gram",
+        attrs={"convention": convention},
+    )
+
+
+def scale_coords(scales, omega0) -> dict:
+    """The coordinate `scale` and with it `period`."""
+    scales = np.atleast_1d(np.asarray(scales, dtype=np.float64))
+    return {"scale": scales, "period": ("scale", scale_to_period(scales, omega0))}
+
+
+def scale_gram(
+    fields_or_gram,
+    scales,
+    *,
+    width: float = 0.5,
+    center: str = "period",
+    omega0: float = OMEGA0,
+    convention: str = "causal",
+    device: str | None = None,
+) -> xr.DataArray:
+    """Correlation of snapshots at each scale, G_a = sum over lags of w_a(lag)^2 G(lag).
+
+    Parameters
+    ----------
+    fields_or_gram : xarray.DataArray or torch.Tensor
+        Attention fields, or what :func:`lag_gram` made of them.
+    scales, width, center, omega0
+        As in :func:`lag_window`.
+    convention, device
+        As in :func:`lag_gram`.
+
+    Returns
+    -------
+    xarray.DataArray
+        ``(layer, [head,] scale, snapshot, snapshot_)``, float64. The paper's C is G_a / N.
+    """
+    coords = scale_coords(scales, omega0)
+    attrs = {"width": width, "center": center, "omega0": omega0}
+    if isinstance(fields_or_gram, xr.DataArray) and "lag" in fields_or_gram.dims:
+        gram = fields_or_gram
+        weights = lag_window(gram["lag"].values, coords["scale"], width, center, omega0) ** 2
+        summed = xr.DataArray(weights, coords, ("scale", "lag")).dot(gram, dim="lag")
+        dims = [d for d in gram.dims if d not in ("lag", "snapshot", "snapshot_")]
+        summed = summed.transpose(*dims, "scale", "snapshot", "snapshot_").rename("gram")
+        return summed.assign_attrs(attrs, convention=gram.attrs["convention"])
+    t = fields_or_gram.shape[-1]
+    windows = lag_window(all_lags(t, convention), coords["scale"], width, center, omega0)
+    results, dims, lead = map_fields(
+        fields_or_gram, lambda field: gram_and_sums(field, windows, convention)[0], device
+    )
+    return xr.DataArray(
+        stack_leading(results, tuple(len(lead[d]) for d in dims)),
+        {**lead, **coords},
+        (*dims, "scale", "snapshot", "snapshot_"),
+        name="gram",
+        attrs={**attrs, "convention": convention},
+    )
+
+
+def gram_and_sums(field, windows, convention) -> tuple[torch.Tensor, torch.Tensor]:
+    """G_a ``(S, N, N)``, and the sum of u_s along the diagonal of each lag, ``(N, L)``."""
+    check_convention(field, convention)
+    n, t, _ = field.shape
+    lags = all_lags(t, convention)
+    gram, sums = None, []
+    for index in np.array_split(np.arange(len(lags)), -(-len(lags) // LAGS_AT_ONCE)):
+        u = _diagonals(field, lags[index], convention)  # (lag, N, T)
+        weights = torch.from_numpy(windows[:, index] ** 2).to(u)  # (S, lag)
+        part = weights @ (u @ u.mT).flatten(1)  # (S, lag) (lag, N N)
+        gram = part if gram is None else gram.add_(part)
+        sums.append(u.sum(-1))
+    return gram.view(-1, n, n), torch.cat(sums).T

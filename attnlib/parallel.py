@@ -1,0 +1,86 @@
+"""Several trainings side by side: one process each, the cores shared out among them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from .checkpoints import load_checkpoint, pick_device
+from .corpus import load_text
+from .gpt import GPTConfig
+from .training import TrainConfig, train
+
+
+def _start_worker(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+    # A worker must not outlive a killed parent: a restart would meet it in the same folder.
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def _work(name, shape, corpus, config, out, seed, position, progress):
+    train(
+        shape,
+        load_text(corpus),
+        config,
+        out,
+        seed=seed,
+        name=name,
+        position=position,
+        progress=progress,
+    )
+
+
+def train_all(
+    runs: dict[str, GPTConfig],
+    corpus: str,
+    config: TrainConfig,
+    out,
+    *,
+    seed: int = 0,
+    jobs: int | None = None,
+    progress: bool = True,
+) -> dict[str, tuple]:
+    """Train each of several shapes on the same batches, or take the finished runs.
+
+    Parameters
+    ----------
+    runs : dict of str to GPTConfig
+        Name and shape of each model; the run's folder is ``out/name``.
+    corpus : str
+        As for :func:`attnlib.load_text`.
+    config : TrainConfig
+        Shared by all, so that all see the same batches in the same order.
+    out : path-like
+    seed : int
+        Of the initial weights.
+    jobs : int, optional
+        How many at a time. By default one on a GPU, else as many as there are cores; each has
+        ``cores // jobs`` threads.
+    progress : bool
+
+    Returns
+    -------
+    dict
+        Name to ``(model, meta)`` as from :func:`attnlib.train`, in the order of `runs`.
+    """
+    cores = os.cpu_count() or 1
+    on_cpu = pick_device(config.device).type == "cpu"
+    jobs = jobs or (min(len(runs), cores) if on_cpu else 1)
+    threads = max(1, cores // jobs)
+    # Fresh processes even for one job: the thread count then does not depend on the caller.
+    with ProcessPoolExecutor(
+        jobs, multiprocessing.get_context("spawn"), _start_worker, (threads,)
+    ) as pool:
+        waiting = [
+            pool.submit(_work, name, shape, corpus, config, Path(out) / name, seed, i, progress)
+            for i, (name, shape) in enumerate(runs.items())
+        ]
+        for future in waiting:
+            future.result()
+    return {name: load_checkpoint(Path(out) / name / "final") for name in runs}

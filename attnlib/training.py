@@ -1,0 +1,381 @@
+"""Training that survives a kill, evaluation with a standard error, and checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .checkpoints import (
+    load_checkpoint,
+    load_weights,
+    pick_device,
+    read_checkpoint,
+    save_checkpoint,
+)
+from .corpus import batches, make_tokenizer, split_tokens, text_hash, windows
+from .errors import InputError
+from .gpt import GPT, GPTConfig
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How to train. The defaults are those of Zeris 2026.
+
+    Parameters
+    ----------
+    steps, batch_size, accumulate : int
+        Optimizer steps; windows a step; in how many micro-batches they are computed.
+    learning_rate, betas, weight_decay, warmup, clip
+        AdamW (decay on matrices alone), linear warm-up over `warmup` steps, cosine to 0, gradient
+        norm clipped to `clip`.
+    eval_every, eval_windows : int
+        Validation loss on `eval_windows` fixed disjoint windows, every `eval_every` steps.
+    checkpoint_every : int
+        A killed run loses at most this many steps.
+    seed : int
+        Data order and dropout. (The initial weights have the seed given to `GPT`.)
+    tokenizer : {"char", "gpt2"}
+    device : {"auto", "cuda", "mps", "cpu"}
+        ``"auto"`` takes the first of them that the machine has.
+    precision : {"auto", "float32", "bfloat16"}
+        ``"auto"``: bfloat16 autocast on a GPU, float32 on a CPU.
+    compile : bool
+        ``torch.compile`` the model.
+    """
+
+    steps: int = 5000
+    batch_size: int = 64
+    accumulate: int = 1
+    learning_rate: float = 3e-4
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.1
+    warmup: int = 300
+    clip: float = 1.0
+    eval_every: int = 250
+    eval_windows: int = 64
+    checkpoint_every: int = 250
+    seed: int = 0
+    tokenizer: str = "char"
+    device: str = "auto"
+    precision: str = "auto"
+    compile: bool = False
+
+    def __post_init__(self):
+        for name in ("steps", "batch_size", "accumulate", "eval_every", "eval_windows"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is at least 1, not {getattr(self, name)}")
+        if self.batch_size % self.accumulate:
+            raise InputError(
+                f"batch_size={self.batch_size} does not divide into accumulate={self.accumulate}"
+            )
+        if self.precision not in ("auto", "float32", "bfloat16"):
+            raise InputError("precision is 'auto', 'float32' or 'bfloat16'")
+
+
+def _autocast(device: torch.device, precision: str):
+    wide = precision == "float32" or (precision == "auto" and device.type != "cuda")
+    return torch.autocast(device.type, torch.bfloat16, enabled=not wide)
+
+
+def learning_rate(step: int, config: TrainConfig) -> float:
+    """Linear warm-up, then cosine to 0 at ``config.steps``."""
+    if step < config.warmup:
+        return config.learning_rate * (step + 1) / config.warmup
+    progress = (step - config.warmup) / max(1, config.steps - config.warmup)
+    return 0.5 * config.learning_rate * (1 + math.cos(math.pi * progress))
+
+
+def evaluate(
+    model, tokens: torch.Tensor, *, batch_size: int = 32, precision: str = "auto"
+) -> dict[str, float]:
+    """Loss on document windows.
+
+    Parameters
+    ----------
+    model : GPT
+        Evaluated in evaluation mode, on its own device, and put back as it was.
+    tokens : torch.Tensor
+        ``(n, T + 1)`` windows; each scores its last T tokens.
+
+    Returns
+    -------
+    dict
+        ``loss`` (mean cross-entropy, nats per token), ``loss_se`` (standard error over windows),
+        ``perplexity`` and ``perplexity_se`` (delta method), ``n`` windows.
+    """
+    if len(tokens) < 3:
+        raise InputError(f"{len(tokens)} windows give no standard error: take 3 or more")
+    device = next(model.parameters()).device
+    was_training, losses = model.training, []
+    model.eval()
+    with torch.no_grad(), _autocast(device, precision):
+        for block in tokens.split(batch_size):
+            block = block.to(device)
+            logits = model(block[:, :-1])[0].float()  # (B, T, vocab)
+            nats = torch.nn.functional.cross_entropy(
+                logits.transpose(1, 2), block[:, 1:], reduction="none"
+            )
+            losses.append(nats.mean(1).cpu())
+    model.train(was_training)
+    per_window = torch.cat(losses).double()
+    loss = float(per_window.mean())
+    se = float(per_window.std() / math.sqrt(len(per_window)))
+    perplexity = math.exp(loss)
+    return {
+        "loss": loss,
+        "loss_se": se,
+        "perplexity": perplexity,
+        "perplexity_se": perplexity * se,
+        "n": len(per_window),
+    }
+
+
+def _optimizer(model: GPT, config: TrainConfig, device: torch.device) -> torch.optim.AdamW:
+    """AdamW that decays matrices and embeddings, not biases, gains and gate scalars."""
+    named = list(model.named_parameters())
+    decay = [p for n, p in named if p.dim() >= 2 and n.rsplit(".", 1)[-1] == "weight"]
+    rest = [p for n, p in named if not (p.dim() >= 2 and n.rsplit(".", 1)[-1] == "weight")]
+    groups = [
+        {"params": decay, "weight_decay": config.weight_decay},
+        {"params": rest, "weight_decay": 0.0},
+    ]
+    fused = device.type == "cuda"
+    return torch.optim.AdamW(groups, config.learning_rate, config.betas, fused=fused)
+
+
+def _training_state(model: GPT, optimizer, device: torch.device) -> dict[str, torch.Tensor]:
+    state = {"rng.cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["rng.cuda"] = torch.cuda.get_rng_state(device)
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state[parameter].items():
+            state[f"{name}|{key}"] = value.detach().cpu().contiguous()
+    return state
+
+
+def _restore_training_state(state: dict, model: GPT, optimizer, device: torch.device) -> None:
+    torch.set_rng_state(state["rng.cpu"])
+    if device.type == "cuda" and "rng.cuda" in state:
+        torch.cuda.set_rng_state(state["rng.cuda"], device)
+    parameters = dict(model.named_parameters())
+    for name, value in state.items():
+        if "|" in name:
+            owner, key = name.split("|")
+            # AdamW keeps its step count on the CPU unless it is fused.
+            keep = key == "step" and device.type != "cuda"
+            optimizer.state[parameters[owner]][key] = value if keep else value.to(device)
+
+
+def fingerprint(model_config: GPTConfig, config: TrainConfig, seed: int, corpus_hash: str) -> str:
+    """Hash of all that decides a run's weights: parameters, corpus and the code that trains."""
+    code = "".join(
+        (Path(__file__).parent / f"{name}.py").read_text()
+        for name in ("attention", "gpt", "training", "corpus")
+    )
+    ignored = ("checkpoint_every",)
+    decisive = {k: v for k, v in asdict(config).items() if k not in ignored}
+    text = json.dumps([model_config.to_dict(), decisive, seed, corpus_hash, code])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def train(
+    model: GPT | GPTConfig,
+    text: str,
+    config: TrainConfig | None = None,
+    out=None,
+    *,
+    seed: int = 0,
+    name: str = "model",
+    progress: bool = True,
+    position: int = 0,
+) -> tuple[GPT, dict]:
+    """Train a model on the first 90% of a text, or take the finished run that `out` holds.
+
+    Parameters
+    ----------
+    model : GPT or GPTConfig
+        A model to train from where it is, or a shape. A shape's vocabulary is set from the text,
+        and its initial weights from `seed`.
+    text : str
+    config : TrainConfig, optional
+    out : path-like, optional
+        Folder of the run. A killed run continues from its last checkpoint there and ends with the
+        weights of an unbroken one, bit for bit on a CPU with the same number of threads; a
+        finished run is loaded; a run of other parameters, text or code is replaced.
+    seed : int
+        Of the initial weights.
+    name, progress, position
+        Label, visibility and line of the progress bar (loss, tokens/s, time left; on stderr).
+
+    Returns
+    -------
+    model : GPT
+        In evaluation mode, on the device of `config`.
+    meta : dict
+        ``history`` (``step``, ``train_loss``, ``val_loss``, ``val_loss_se``, ``grad_norm``),
+        ``model``, ``training``, ``corpus_hash``, ``characters`` and ``fingerprint``.
+    """
+    config = config or TrainConfig()
+    device = pick_device(config.device)
+    tokenizer = make_tokenizer(config.tokenizer, text)
+    if isinstance(model, GPTConfig):
+        model = GPT(replace(model, vocab_size=tokenizer.vocab_size), seed=seed)
+        start_weights = ""
+    else:
+        flat = torch.cat([p.detach().float().flatten().cpu() for p in model.parameters()])
+        start_weights = hashlib.sha256(flat.numpy().tobytes()).hexdigest()
+    if model.config.vocab_size != tokenizer.vocab_size:
+        raise InputError(
+            f"the model has {model.config.vocab_size} tokens, the text {tokenizer.vocab_size}: "
+            "pass a GPTConfig instead of a model to have the vocabulary set from the text"
+        )
+    corpus_hash = text_hash(text)
+    meta = {
+        "fingerprint": fingerprint(model.config, config, seed, corpus_hash + start_weights),
+        "training": asdict(config),
+        "seed": seed,
+        "corpus_hash": corpus_hash,
+        "characters": getattr(tokenizer, "characters", None),
+    }
+    training, validation = split_tokens(tokenizer.encode(text))
+    context = model.config.context
+    held_out = windows(validation, config.eval_windows, context + 1, seed=config.seed)
+    next(batches(training, 1, context))  # too short a text fails here, before anything is written
+    run = _Run(Path(out), meta["fingerprint"]) if out is not None else None
+    try:
+        if run and run.finished:
+            return load_checkpoint(run.final, model, config.device)
+        bar = {"desc": name, "disable": not progress, "position": position}
+        return _train_loop(model.to(device), training, held_out, config, meta, run, bar)
+    finally:
+        if run:
+            run.lock.release()
+
+
+class _Run:
+    """The folder of one run: ``step-N`` checkpoints while it goes on, ``final`` at its end."""
+
+    def __init__(self, folder: Path, mark: str):
+        from filelock import FileLock, Timeout
+
+        self.folder, self.final = folder, folder / "final"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK):
+                raise PermissionError("no permission to write")
+        except OSError as error:
+            raise InputError(f"the output folder {folder} cannot be written: {error}") from error
+        self.lock = FileLock(folder / ".lock", timeout=30)
+        try:
+            self.lock.acquire()
+        except Timeout as error:
+            raise InputError(f"another process is training in {folder}: wait for it") from error
+        for path in [*folder.glob(".*.tmp"), *folder.glob(".*.old")]:
+            shutil.rmtree(path, ignore_errors=True)
+        for path in [self.final, *self.steps()]:
+            if path.is_dir() and (other := self._mark(path)) != mark:
+                # Somebody may have waited hours for it: set it aside rather than delete it.
+                aside = folder / f"superseded-{other[:8]}-{path.name}"
+                shutil.rmtree(aside, ignore_errors=True)
+                os.replace(path, aside)
+        self.finished = self.final.is_dir()
+
+    @staticmethod
+    def _mark(path: Path) -> str:
+        try:
+            return json.loads((path / "meta.json").read_text())["fingerprint"]
+        except (OSError, ValueError, KeyError):
+            return "unreadable"
+
+    def steps(self) -> list[Path]:
+        return sorted(self.folder.glob("step-*"))
+
+    def save(self, step: int, model, meta: dict, tensors: dict) -> None:
+        older = self.steps()
+        save_checkpoint(self.folder / f"step-{step:08d}", model, meta=meta, tensors=tensors)
+        for path in older:
+            shutil.rmtree(path)
+
+    def finish(self, model, meta: dict) -> None:
+        save_checkpoint(self.final, model, meta=meta)
+        for path in self.steps():
+            shutil.rmtree(path)
+
+
+def _train_loop(model, training, held_out, config, meta, run, bar):
+    from tqdm import tqdm
+
+    device = next(model.parameters()).device
+    optimizer = _optimizer(model, config, device)
+    history = {k: [] for k in ("step", "train_loss", "val_loss", "val_loss_se", "grad_norm")}
+    torch.manual_seed(config.seed)
+    first, losses = 0, []
+    if run and run.steps():
+        stored, weights, state = read_checkpoint(run.steps()[-1])
+        load_weights(model, weights, run.folder)
+        losses = list(state.pop("losses").to(device))
+        _restore_training_state(state, model, optimizer, device)
+        first, history = stored["step"], stored["history"]
+    step_model = torch.compile(model) if config.compile else model
+    context = model.config.context
+    tokens_per_step = config.batch_size * context
+    bar = tqdm(
+        **bar,
+        total=config.steps * tokens_per_step,
+        initial=first * tokens_per_step,
+        unit="tok",
+        unit_scale=True,
+        file=sys.stderr,
+        mininterval=1.0,
+        dynamic_ncols=True,
+    )
+    stream = batches(training, config.batch_size, context, seed=config.seed, start=first)
+    micro = config.batch_size // config.accumulate
+    model.train()
+    with bar:
+        for step in range(first, config.steps):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step, config)
+            inputs, targets = next(stream)
+            total = torch.zeros((), device=device)
+            for x, y in zip(inputs.split(micro), targets.split(micro), strict=True):
+                with _autocast(device, config.precision):
+                    loss = step_model(x.to(device), y.to(device))[1] / config.accumulate
+                loss.backward()
+                total += loss.detach()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            losses.append(total)
+            bar.update(tokens_per_step)
+            done = step + 1
+            if done % config.eval_every == 0 or done == config.steps:
+                recent = float(torch.stack(losses).mean())
+                losses = []
+                if not np.isfinite(recent):
+                    raise InputError(
+                        f"{bar.desc}: the loss is {recent} at step {done}: lower learning_rate "
+                        f"({config.learning_rate}) or lengthen warmup ({config.warmup})"
+                    )
+                held = evaluate(model, held_out, precision=config.precision)
+                row = (done, recent, held["loss"], held["loss_se"], float(norm))
+                for key, value in zip(history, row, strict=True):
+                    history[key].append(value)
+                bar.set_postfix(train=f"{recent:.3f}", val=f"{held['loss']:.3f}")
+            if run and done % config.checkpoint_every == 0 and done < config.steps:
+                state = _training_state(model, optimizer, device)
+                state["losses"] = torch.stack(losses).cpu() if losses else torch.zeros(0)
+                run.save(done, model, {**meta, "step": done, "history": history}, state)
+    meta = {**meta, "model": model.config.to_dict(), "step": config.steps, "history": history}
+    if run:
+        run.finish(model, meta)
+    return model.eval(), meta
