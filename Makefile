@@ -5,8 +5,10 @@ CORES  ?= $(shell $(PYTHON) -c "import os; print(os.cpu_count())")
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
-GRAPH   = $(BIN)/snakemake --snakefile Snakefile --cores $(CORES) --config preset=$(PRESET) \
-          --rerun-incomplete --quiet rules
+# One notebook at a time on a GPU, as many as there are cores without one.
+GPU    := $(if $(shell command -v nvidia-smi 2>/dev/null),--resources gpu=1)
+GRAPH   = $(BIN)/snakemake --quiet rules host reason --rerun-incomplete --cores $(CORES) $(GPU) \
+          --config preset=$(PRESET) --
 
 .DEFAULT_GOAL := help
 .PHONY: help setup corpus run book test lab sync lint format bench lock clean distclean
@@ -60,7 +62,7 @@ bench: $(STAMP)  ## Run the benchmarks and write their figures
 
 lock: $(STAMP)  ## Resolve the newest versions that pyproject.toml allows
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/python benchmarks/../tools/lock.py
+	$(BIN)/python -m benchmarks.lock
 
 clean:  ## Remove the book and the results, keep .venv and the corpora
 	rm -rf build results .snakemake

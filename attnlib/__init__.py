@@ -1,0 +1,65 @@
+"""Attention fields and attention kernels, measured.
+
+Everything public can be imported from here; a module loads when one of its names is first used.
+"""
+
+import sys
+import types
+
+import lazy_loader
+
+# Room -> public names. The runner reads this table too, to learn which files a notebook needs.
+ROOMS = {
+    "attention": [
+        "EnergyGatedAttention",
+        "SoftmaxAttention",
+        "energy_gated_attention",
+        "log_energy_gate",
+        "softmax_attention",
+        "standardize_energy",
+    ],
+    "checkpoints": ["load_checkpoint", "pick_device", "save_checkpoint"],
+    "complexity": ["effective_rank", "spectral_concentration"],
+    "corpus": [
+        "CharTokenizer",
+        "batches",
+        "gpt2_tokenizer",
+        "load_text",
+        "make_tokenizer",
+        "split_tokens",
+        "text_hash",
+        "windows",
+    ],
+    "errors": ["InputError"],
+    "evaluation": ["evaluate", "ngram_loss", "prefix_losses", "window_losses"],
+    "fetch": ["data_folder"],
+    "fields": ["attention_fields", "fluctuation", "iter_fields", "lag_mean", "lag_rows"],
+    "gpt": ["GPT", "GPTConfig"],
+    "gram": ["lag_gram", "lag_window", "scale_gram"],
+    "plots": [],
+    "pod": ["pod", "reconstruct", "spectrum", "subspace_overlap"],
+    "resampling": ["bootstrap", "rank_curve"],
+    "runner": ["notebook_parameters", "results_folder", "run_notebook"],
+    "runs": ["load_runs", "train_all", "untrained"],
+    "scales": ["bootstrap_power", "dominant_scales", "global_power", "red_noise"],
+    "store": ["load", "provenance", "save", "values_digest"],
+    "training": ["TrainConfig", "train"],
+    "wavelet": ["morlet_cwt", "period_to_scale", "scale_to_period", "scalogram"],
+}
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submodules={room for room, names in ROOMS.items() if room not in names},
+    submod_attrs={room: names for room, names in ROOMS.items() if names},
+)
+
+
+class _Package(types.ModuleType):
+    """`attnlib.pod` is the function, also after something has imported the room of that name."""
+
+    def __setattr__(self, name, value):
+        if not (isinstance(value, types.ModuleType) and name in ROOMS.get(name, ())):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

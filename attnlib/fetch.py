@@ -38,9 +38,9 @@ class Resource:
 
 def data_folder() -> Path:
     """Folder that holds corpora and models: ``$ATTNLIB_DATA``, or the platform's cache folder."""
-    import pooch
+    from platformdirs import user_cache_dir
 
-    return Path(os.environ.get("ATTNLIB_DATA") or pooch.os_cache("attnlib"))
+    return Path(os.environ.get("ATTNLIB_DATA") or user_cache_dir("attnlib", appauthor=False))
 
 
 def file_sha256(path: Path) -> str:

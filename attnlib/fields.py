@@ -372,3 +372,27 @@ def lag_rows(fields: torch.Tensor, convention: str = "causal") -> tuple[torch.Te
         inside = torch.ones_like(inside)
     index = key.clamp(0, t - 1).expand(len(fields), -1, -1)
     return fields.gather(2, index) * inside, lag
+
+
+def lag_mean(field: xr.DataArray) -> xr.DataArray:
+    """Mean along each diagonal: a field (..., query, key) as a function of the lag query - key.
+
+    Parameters
+    ----------
+    field : xarray.DataArray
+        ``(..., query, key)``, causal.
+
+    Returns
+    -------
+    xarray.DataArray
+        ``(..., lag)``, lag from 0 to T - 1; lag tau averages T - tau entries.
+    """
+    t = field.sizes["key"]
+    ordered = field.transpose(..., "query", "key")
+    flat = torch.from_numpy(np.ascontiguousarray(ordered.values)).reshape(-1, t, t)
+    rows, lag = lag_rows(flat)
+    mean = rows.double().sum(1) / torch.arange(t, 0, -1)  # (..., L)
+    dims = ordered.dims[:-2]
+    coords = {c: v for c, v in field.coords.items() if set(v.dims) <= set(dims)}
+    shape = (*ordered.shape[:-2], t)
+    return xr.DataArray(mean.reshape(shape).numpy(), {**coords, "lag": lag}, (*dims, "lag"))

@@ -74,7 +74,8 @@ def lag_window(
     return windows if np.ndim(scale) else windows[0]
 
 
-def allall_lags(t: int, convention: str) -> np.ndarray:
+def all_lags(t: int, convention: str) -> np.ndarray:
+    """Every lag of a T x T field in a convention: 0 to T - 1, signed also -(T - 1) to -1."""
     return np.arange(-(t - 1), t) if convention == "signed" else np.arange(t)
 
 

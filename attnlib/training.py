@@ -23,6 +23,7 @@ from .checkpoints import (
 )
 from .corpus import batches, make_tokenizer, split_tokens, text_hash, windows
 from .errors import InputError
+from .evaluation import autocast, evaluate
 from .gpt import GPT, GPTConfig
 
 
@@ -81,62 +82,12 @@ class TrainConfig:
             raise InputError("precision is 'auto', 'float32' or 'bfloat16'")
 
 
-def _autocast(device: torch.device, precision: str):
-    wide = precision == "float32" or (precision == "auto" and device.type != "cuda")
-    return torch.autocast(device.type, torch.bfloat16, enabled=not wide)
-
-
 def learning_rate(step: int, config: TrainConfig) -> float:
     """Linear warm-up, then cosine to 0 at ``config.steps``."""
     if step < config.warmup:
         return config.learning_rate * (step + 1) / config.warmup
     progress = (step - config.warmup) / max(1, config.steps - config.warmup)
     return 0.5 * config.learning_rate * (1 + math.cos(math.pi * progress))
-
-
-def evaluate(
-    model, tokens: torch.Tensor, *, batch_size: int = 32, precision: str = "auto"
-) -> dict[str, float]:
-    """Loss on document windows.
-
-    Parameters
-    ----------
-    model : GPT
-        Evaluated in evaluation mode, on its own device, and put back as it was.
-    tokens : torch.Tensor
-        ``(n, T + 1)`` windows; each scores its last T tokens.
-
-    Returns
-    -------
-    dict
-        ``loss`` (mean cross-entropy, nats per token), ``loss_se`` (standard error over windows),
-        ``perplexity`` and ``perplexity_se`` (delta method), ``n`` windows.
-    """
-    if len(tokens) < 3:
-        raise InputError(f"{len(tokens)} windows give no standard error: take 3 or more")
-    device = next(model.parameters()).device
-    was_training, losses = model.training, []
-    model.eval()
-    with torch.no_grad(), _autocast(device, precision):
-        for block in tokens.split(batch_size):
-            block = block.to(device)
-            logits = model(block[:, :-1])[0].float()  # (B, T, vocab)
-            nats = torch.nn.functional.cross_entropy(
-                logits.transpose(1, 2), block[:, 1:], reduction="none"
-            )
-            losses.append(nats.mean(1).cpu())
-    model.train(was_training)
-    per_window = torch.cat(losses).double()
-    loss = float(per_window.mean())
-    se = float(per_window.std() / math.sqrt(len(per_window)))
-    perplexity = math.exp(loss)
-    return {
-        "loss": loss,
-        "loss_se": se,
-        "perplexity": perplexity,
-        "perplexity_se": perplexity * se,
-        "n": len(per_window),
-    }
 
 
 def _optimizer(model: GPT, config: TrainConfig, device: torch.device) -> torch.optim.AdamW:
@@ -179,7 +130,7 @@ def fingerprint(model_config: GPTConfig, config: TrainConfig, seed: int, corpus_
     """Hash of all that decides a run's weights: parameters, corpus and the code that trains."""
     code = "".join(
         (Path(__file__).parent / f"{name}.py").read_text()
-        for name in ("attention", "gpt", "training", "corpus")
+        for name in ("attention", "gpt", "training", "evaluation", "corpus")
     )
     ignored = ("checkpoint_every",)
     decisive = {k: v for k, v in asdict(config).items() if k not in ignored}
@@ -348,7 +299,7 @@ def _train_loop(model, training, held_out, config, meta, run, bar):
             inputs, targets = next(stream)
             total = torch.zeros((), device=device)
             for x, y in zip(inputs.split(micro), targets.split(micro), strict=True):
-                with _autocast(device, config.precision):
+                with autocast(device, config.precision):
                     loss = step_model(x.to(device), y.to(device))[1] / config.accumulate
                 loss.backward()
                 total += loss.detach()

@@ -1,4 +1,4 @@
-"""Several trainings side by side: one process each, the cores shared out among them."""
+"""Several trainings side by side, and the models that a results folder holds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from .checkpoints import load_checkpoint, pick_device
-from .corpus import load_text
-from .gpt import GPTConfig
+from .corpus import CharTokenizer, load_text, split_tokens, text_hash, windows
+from .errors import InputError
+from .gpt import GPT, GPTConfig
+from .store import load
 from .training import TrainConfig, train
 
 
@@ -84,3 +86,50 @@ def train_all(
         for future in waiting:
             future.result()
     return {name: load_checkpoint(Path(out) / name / "final") for name in runs}
+
+
+def load_runs(results, n_snapshots: int, *, seed: int = 0, device: str = "auto"):
+    """Models that notebook 01 trained, and document windows of its validation text.
+
+    Parameters
+    ----------
+    results : path-like
+        Its results folder.
+    n_snapshots : int
+        Windows of the models' full context, the same for all models.
+    seed : int
+        Of the windows.
+    device : str
+
+    Returns
+    -------
+    models : dict of str to GPT
+    tokens : torch.Tensor
+        ``(n_snapshots, context)``
+    corpus_hash : str
+
+    Raises
+    ------
+    InputError
+        The notebook has not run, its checkpoints are gone or belong to another run, or the text
+        is not the one that it used.
+    """
+    results = Path(results)
+    trained = load(results / "01_data_and_models.nc")
+    models = {}
+    for name, mark in zip(trained["model"].values, trained["fingerprint"].values, strict=True):
+        model, meta = load_checkpoint(results / "models" / str(name) / "final", device=device)
+        if meta["fingerprint"] != mark:
+            raise InputError(f"the checkpoint of {name} is of another run: run notebook 01 again")
+        models[str(name)] = model
+    text = load_text(trained.attrs["corpus"])
+    if text_hash(text) != trained.attrs["corpus_hash"]:
+        raise InputError(f"the text {trained.attrs['corpus']} has changed: run notebook 01 again")
+    validation = split_tokens(CharTokenizer(meta["characters"]).encode(text))[1]
+    tokens = windows(validation, n_snapshots, model.config.context, seed=seed)
+    return models, tokens, meta["corpus_hash"]
+
+
+def untrained(model: GPT, seed: int = 1000) -> GPT:
+    """A model of the same shape with fresh weights, on the same device: the null of training."""
+    return GPT(model.config, seed=seed).to(next(model.parameters()).device).eval()

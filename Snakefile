@@ -1,0 +1,69 @@
+# The one graph: text notebook + modules + parameters -> results -> book.
+# `make book` runs it; so does `snakemake --cores 2 --config preset=quick` in the environment.
+import json
+import sys
+from pathlib import Path
+
+from attnlib.runner import modules_used, notebook_names, preset_parameters, results_read
+
+PRESET = config.get("preset", "quick")
+RESULTS = f"results/{PRESET}"
+NOTEBOOKS = notebook_names()
+STAGE, SITE = f"build/stage/{PRESET}", f"build/book/{PRESET}"
+JUPYTER_BOOK = Path(sys.executable).with_name("jupyter-book")
+# Notebook 01 trains its models side by side on all cores; the others are short.
+TRAINS = {"01_data_and_models"}
+
+
+rule book:
+    input:
+        f"{SITE}/_build/html/index.html",
+
+
+rule notebooks:
+    input:
+        [f"{RESULTS}/{name}.nc" for name in NOTEBOOKS],
+
+
+for name in NOTEBOOKS:
+
+    rule:
+        name:
+            f"notebook_{name}"
+        input:
+            notebook=f"notebooks/{name}.md",
+            modules=modules_used(name),
+            results=[f"{RESULTS}/{other}.nc" for other in results_read(name)],
+        params:
+            name=name,
+            values=json.dumps(preset_parameters(PRESET, name), sort_keys=True),
+        output:
+            data=f"{RESULTS}/{name}.nc",
+            executed=f"{RESULTS}/notebooks/{name}.ipynb",
+        threads: workflow.cores if name in TRAINS else 1
+        resources:
+            # With `--resources gpu=1` one notebook at a time has the GPU.
+            gpu=1,
+        shell:
+            "OMP_NUM_THREADS={threads} {sys.executable} -m attnlib run {params.name} "
+            "--preset {PRESET} --out {RESULTS} > /dev/null"
+
+
+rule pages:
+    input:
+        [f"{RESULTS}/notebooks/{name}.ipynb" for name in NOTEBOOKS],
+        ["_config.yml", "_toc.yml"],
+        [f"book/{page}" for page in glob_wildcards("book/{page}").page],
+        [f"attnlib/{m}.py" for m in glob_wildcards("attnlib/{m}.py").m],
+    output:
+        f"{SITE}/_build/html/index.html",
+    log:
+        f"build/book/{PRESET}.log",
+    shell:
+        # A fresh copy holds just what the table of contents names, each notebook once (executed).
+        "rm -rf {STAGE} {SITE} && mkdir -p {STAGE}/notebooks {SITE} && "
+        "cp -r book _config.yml _toc.yml {STAGE} && "
+        "cp {RESULTS}/notebooks/[0-9]*[a-z].ipynb {STAGE}/notebooks && "
+        "rm -f {STAGE}/notebooks/*.failed.ipynb {STAGE}/notebooks/*.running.ipynb && "
+        "{{ {JUPYTER_BOOK} build {STAGE} --path-output {SITE} -n -W --keep-going "
+        "--quiet > {log} 2>&1 || {{ cat {log} >&2; exit 1; }} }}"

@@ -1,0 +1,151 @@
+"""Intervals and curves over ensemble size, from a Gram alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import xarray as xr
+
+from .complexity import effective_rank
+from .errors import InputError
+
+
+def _resampled_spectra(gram: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Spectra of resampled ensembles: rows and columns of the Gram, recentred.
+
+    gram ``(N, N)``, index ``(R, n)`` gives ``(R, n - 1)``, descending.
+    """
+    n = index.shape[1]
+    some = gram[index[:, :, None], index[:, None, :]]  # (R, n, n)
+    rows = some.mean(-1, keepdims=True)
+    centred = some - rows - rows.swapaxes(-1, -2) + rows.mean(-2, keepdims=True)
+    values = torch.linalg.eigvalsh(torch.from_numpy(centred)).numpy() / n
+    return values[:, :0:-1].clip(min=0)
+
+
+def _each_gram(gram: xr.DataArray):
+    if not isinstance(gram, xr.DataArray) or gram.dims[-2:] != ("snapshot", "snapshot_"):
+        raise InputError("gram is a DataArray (..., snapshot, snapshot_) from scale_gram")
+    if gram.sizes["snapshot"] < 3:
+        raise InputError("an ensemble needs at least 3 snapshots")
+    flat = gram.values.reshape(-1, *gram.shape[-2:])
+    coords = {c: v for c, v in gram.coords.items() if not c.startswith("snapshot")}
+    return flat, gram.shape[:-2], gram.dims[:-2], coords
+
+
+def bootstrap(
+    gram: xr.DataArray,
+    statistic: Callable[[np.ndarray], np.ndarray],
+    n_resamples: int = 1000,
+    seed: int = 0,
+    *,
+    level: float = 0.95,
+    batch: int = 100,
+) -> xr.Dataset:
+    """Bootstrap over documents of a statistic of the spectrum; no pass over the fields.
+
+    A resample takes rows and columns of the Gram and recentres it. It holds each document several
+    times or not at all, so its rank is about 0.63 N: statistics that grow with N, above all ranks,
+    come out too small, and a plain percentile interval would miss the estimate. The interval is
+    therefore the percentile interval moved by the bootstrap's bias, which is reported.
+
+    Parameters
+    ----------
+    gram : xarray.DataArray
+        ``(..., snapshot, snapshot_)`` from :func:`attnlib.scale_gram`.
+    statistic : callable
+        Maps spectra ``(R, N - 1)``, descending, to ``(R,)`` values.
+    n_resamples, seed, level
+        Resamples a spectrum; the same documents are drawn for every layer and scale, so that
+        differences between them can be compared.
+    batch : int
+        Resamples held at a time (8 batch N^2 bytes).
+
+    Returns
+    -------
+    xarray.Dataset
+        ``estimate``, ``se``, ``bias``, ``low``, ``high`` on the leading dimensions.
+
+    References
+    ----------
+    Efron & Tibshirani 1993, chapters 10 and 13.
+    """
+    flat, shape, dims, coords = _each_gram(gram)
+    n = flat.shape[-1]
+    rng = np.random.default_rng(seed)
+    index = rng.integers(n, size=(n_resamples, n))
+    rows = []
+    for one in flat:
+        estimate = float(statistic(_resampled_spectra(one, np.arange(n)[None]))[0])
+        draws = np.concatenate(
+            [statistic(_resampled_spectra(one, part)) for part in _split(index, batch)]
+        )
+        draws = draws[np.isfinite(draws)]
+        if len(draws) < 2 or not np.isfinite(estimate):
+            rows.append((estimate, *[np.nan] * 4))
+            continue
+        bias = draws.mean() - estimate
+        tails = np.quantile(draws - bias, [(1 - level) / 2, (1 + level) / 2])
+        rows.append((estimate, draws.std(ddof=1), bias, *tails))
+    table = np.array(rows).T.reshape(5, *shape)
+    names = ("estimate", "se", "bias", "low", "high")
+    return xr.Dataset({k: (dims, v) for k, v in zip(names, table, strict=True)}, coords)
+
+
+def _split(index: np.ndarray, batch: int) -> list[np.ndarray]:
+    return np.array_split(index, max(1, -(-len(index) // batch)))
+
+
+def rank_curve(
+    gram: xr.DataArray,
+    sizes,
+    epsilon: float = 0.1,
+    *,
+    n_draws: int = 20,
+    seed: int = 0,
+) -> xr.Dataset:
+    """H*(epsilon; N): the effective rank against the number of snapshots.
+
+    Parameters
+    ----------
+    gram : xarray.DataArray
+        ``(..., snapshot, snapshot_)`` from :func:`attnlib.scale_gram`.
+    sizes : sequence of int
+        Ensemble sizes N, from 3 to the number of snapshots.
+    n_draws : int
+        Ensembles of each size, drawn without replacement (one at full size).
+
+    Returns
+    -------
+    xarray.Dataset
+        ``H`` (..., size), mean over draws; ``H_low`` and ``H_high``, their 2.5% and 97.5%
+        quantiles (draws overlap, so near full size the spread is too small); ``growth`` (...),
+        d log H / d log N between the last two sizes: 0 for a rank that has converged, 1 for one
+        that only counts snapshots.
+    """
+    flat, shape, dims, coords = _each_gram(gram)
+    n = flat.shape[-1]
+    sizes = np.unique(np.asarray(sizes, dtype=int))
+    if len(sizes) < 2 or sizes[0] < 3 or sizes[-1] > n:
+        raise InputError(f"sizes are two or more whole numbers from 3 to the {n} snapshots")
+    h = np.empty((len(flat), len(sizes), 3))
+    for j, size in enumerate(sizes):
+        rng = np.random.default_rng([seed, size])
+        draws = n_draws if size < n else 1
+        index = np.stack([np.sort(rng.choice(n, size, replace=False)) for _ in range(draws)])
+        for i, one in enumerate(flat):
+            some = effective_rank(_resampled_spectra(one, index), epsilon)["H"].values
+            h[i, j] = some.mean(), *np.quantile(some, [0.025, 0.975])
+    h = h.reshape(*shape, len(sizes), 3)
+    growth = np.log(h[..., -1, 0] / h[..., -2, 0]) / np.log(sizes[-1] / sizes[-2])
+    names = ("H", "H_low", "H_high")
+    return xr.Dataset(
+        {
+            **{k: ((*dims, "size"), h[..., i]) for i, k in enumerate(names)},
+            "growth": (dims, growth),
+        },
+        {**coords, "size": sizes},
+        {"epsilon": epsilon},
+    )
