@@ -262,10 +262,7 @@ def each_field(
     memory onto `device` (default: the CPU).
     """
     if isinstance(fields, xr.DataArray):
-        if fields.dims[-3:] != ("snapshot", "query", "key"):
-            raise InputError(
-                f"fields end in the dimensions snapshot, query, key, not {fields.dims}: transpose"
-            )
+        fields = ordered(fields)
         values, labels = fields.values, list(np.atleast_1d(fields.coords.get("layer", [1])))
     else:
         values, labels = fields, list(range(1, 1 + (len(fields) if fields.dim() > 3 else 1)))
@@ -277,17 +274,34 @@ def each_field(
     lead = values.shape[:-3]
     for index in np.ndindex(lead):
         one = values[index]
-        one = torch.from_numpy(np.ascontiguousarray(one)) if isinstance(one, np.ndarray) else one
+        if isinstance(one, np.ndarray):
+            one = torch.from_numpy(np.require(one, requirements=["C", "W"]))
         if device is not None:
             one = one.to(pick_device(device))
         _check_finite(one, labels[index[0]] if index else labels[0])
         yield one
 
 
+def ordered(fields: xr.DataArray) -> xr.DataArray:
+    """The same fields with dimensions (..., snapshot, query, key), whatever their layout."""
+    if not {"snapshot", "query", "key"} <= set(fields.dims):
+        raise InputError(f"fields have the dimensions snapshot, query, key, not {fields.dims}")
+    return fields.transpose(..., "snapshot", "query", "key")
+
+
+def ensemble_size(fields: xr.DataArray | torch.Tensor) -> tuple[int, int]:
+    """Snapshots N and tokens T of a field array."""
+    if isinstance(fields, xr.DataArray):
+        fields = ordered(fields)
+    return fields.shape[-3], fields.shape[-1]
+
+
 def map_fields(
     fields: xr.DataArray | torch.Tensor, function: Callable, device: str | None = None
 ) -> tuple[list, tuple[str, ...], dict]:
     """Apply `function` to each ensemble; returns results, leading dims and their coordinates."""
+    if isinstance(fields, xr.DataArray):
+        fields = ordered(fields)
     results = [function(one) for one in each_field(fields, device)]
     if isinstance(fields, xr.DataArray):
         dims = fields.dims[:-3]
@@ -311,17 +325,18 @@ def fluctuation(fields: xr.DataArray) -> xr.DataArray:
     Parameters
     ----------
     fields : xarray.DataArray
-        ``(..., snapshot, query, key)``, at least 3 snapshots, all finite.
+        With dimensions snapshot, query, key, at least 3 snapshots, all finite.
 
     Returns
     -------
     xarray.DataArray
-        Same shape; its mean over snapshots is zero.
+        ``(..., snapshot, query, key)``; its mean over snapshots is zero.
 
     References
     ----------
     Zeris 2026: A_s = Abar + u_s.
     """
+    fields = ordered(fields)
     for _ in each_field(fields):
         pass
     return (fields - fields.mean("snapshot")).rename("fluctuation")

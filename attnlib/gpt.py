@@ -128,11 +128,12 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig, seed: int = 0):
         super().__init__()
         self.config = config
-        self.token_embedding = nn.Embedding(config.vocab_size, config.d_model)
-        self.position_embedding = nn.Embedding(config.context, config.d_model)
-        self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
-        self.norm = nn.LayerNorm(config.d_model) if config.norm else nn.Identity()
+        with torch.random.fork_rng(devices=[]):  # the layers' own initialisation draws numbers
+            self.token_embedding = nn.Embedding(config.vocab_size, config.d_model)
+            self.position_embedding = nn.Embedding(config.context, config.d_model)
+            self.dropout = nn.Dropout(config.dropout)
+            self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+            self.norm = nn.LayerNorm(config.d_model) if config.norm else nn.Identity()
         generator = torch.Generator().manual_seed(seed)
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding, nn.Conv1d)):

@@ -16,7 +16,7 @@ import torch
 import xarray as xr
 
 from .errors import InputError
-from .fields import check_convention, map_fields, stack_leading
+from .fields import check_convention, ensemble_size, map_fields, stack_leading
 from .wavelet import OMEGA0, scale_to_period
 
 CENTERS = ("period", "scale", "zero")
@@ -123,7 +123,7 @@ def lag_gram(fields, *, convention: str = "causal", device: str | None = None) -
 
     results, dims, coords = map_fields(fields, one, device)
     values = stack_leading(results, tuple(len(coords[d]) for d in dims))
-    lags = all_lags(fields.shape[-1], convention)
+    lags = all_lags(ensemble_size(fields)[1], convention)
     return xr.DataArray(
         values,
         {**coords, "lag": lags},
@@ -174,7 +174,7 @@ def scale_gram(
         dims = [d for d in gram.dims if d not in ("lag", "snapshot", "snapshot_")]
         summed = summed.transpose(*dims, "scale", "snapshot", "snapshot_").rename("gram")
         return summed.assign_attrs(attrs, convention=gram.attrs["convention"])
-    t = fields_or_gram.shape[-1]
+    _, t = ensemble_size(fields_or_gram)
     windows = lag_window(all_lags(t, convention), coords["scale"], width, center, omega0)
     results, dims, lead = map_fields(
         fields_or_gram, lambda field: gram_and_sums(field, windows, convention)[0], device

@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
 from matplotlib.colors import LogNorm, TwoSlopeNorm
-from matplotlib.ticker import NullFormatter, ScalarFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 # Okabe & Ito 2008: distinct for every common kind of colour vision.
 MODEL_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -61,7 +61,7 @@ def _token_axis(axis, which: str, ticks) -> None:
     """A logarithmic axis of tokens with plain numbers."""
     getattr(axis, f"set_{which}scale")("log", base=2)
     side = getattr(axis, f"{which}axis")
-    side.set_major_formatter(ScalarFormatter())
+    side.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     side.set_minor_formatter(NullFormatter())
     if ticks is not None:
         getattr(axis, f"set_{which}ticks")(ticks)
@@ -75,7 +75,7 @@ def loss_curves(history: xr.Dataset, yardsticks: dict[str, float]):
 
     `history`: ``train_loss``, ``val_loss``, ``val_loss_se`` on (model, step).
     """
-    figure, axis = plt.subplots(figsize=(6.4, 3.8))
+    figure, axis = plt.subplots(figsize=(7.6, 3.6))
     for color, name in zip(MODEL_COLORS, history["model"].values, strict=False):
         one = history.sel(model=name)
         axis.plot(one["step"], one["train_loss"], color=color, lw=1, ls=":")
@@ -93,22 +93,29 @@ def loss_curves(history: xr.Dataset, yardsticks: dict[str, float]):
     for (name, value), style in zip(yardsticks.items(), ("--", "-."), strict=False):
         axis.axhline(value, color="0.5", lw=1, ls=style, label=f"{name} ({value:.2f})")
     axis.set(xlabel="optimizer step", ylabel="loss (nats per character)", xlim=(0, None))
-    axis.legend()
+    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 
 def loss_by_prefix(losses: xr.Dataset):
-    """Loss of the next token against the length of the prefix, ``loss`` and ``se`` (model, ...)."""
-    figure, axis = plt.subplots(figsize=(6.4, 3.4))
+    """Loss of the next token by prefix length, and its paired difference to the first model.
+
+    `losses`: ``loss``, ``difference``, ``difference_se`` on (model, prefix).
+    """
+    figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.3))
     for color, name in zip(MODEL_COLORS, losses["model"].values, strict=False):
         one = losses.sel(model=name)
-        axis.errorbar(
-            one["prefix"], one["loss"], 1.96 * one["se"], color=color, marker="o", ms=3, lw=1.5,
-            capsize=2, label=name,
+        axes[0].plot(one["prefix"], one["loss"], color=color, marker="o", ms=3, label=name)
+        axes[1].errorbar(
+            one["prefix"], one["difference"], 1.96 * one["difference_se"], color=color,
+            marker="o", ms=3, capsize=2,
         )  # fmt: skip
-    _token_axis(axis, "x", losses["prefix"].values)
-    axis.set(xlabel="prefix length (tokens)", ylabel="loss of the next token (nats)")
-    axis.legend()
+    for axis in axes:
+        _token_axis(axis, "x", None)
+        axis.set_xlabel("prefix length (tokens)")
+    axes[0].set_ylabel("loss of the next token (nats)")
+    axes[1].set_ylabel(f"difference to {losses['model'].values[0]} (nats)")
+    axes[0].legend()
     return figure
 
 
@@ -194,7 +201,7 @@ def scalogram_panels(power: xr.DataArray, label: str = "power / red noise"):
     """One scalogram (scale, lag) a layer, logarithmic about 1; blank outside the cone."""
     n = power.sizes["layer"]
     figure, axes = _grid(n, 3, width=2.7, height=2.1, sharex=True, sharey=True)
-    span = float(np.nanquantile(np.abs(np.log2(power.values)), 0.99)) or 1.0
+    span = min(4.0, float(np.nanquantile(np.abs(np.log2(power.values)), 0.98))) or 1.0
     for axis, layer in zip(axes.flat, power["layer"].values, strict=False):
         one = np.log2(power.sel(layer=layer).transpose("scale", "lag"))
         image = axis.pcolormesh(
@@ -206,7 +213,9 @@ def scalogram_panels(power: xr.DataArray, label: str = "power / red noise"):
         axis.set_facecolor("0.9")
         axis.set_title(f"layer {layer}")
     _edge_labels(axes, "lag (tokens)", "period (tokens)", n)
-    figure.colorbar(image, ax=axes.ravel().tolist(), label=f"log2({label})", shrink=0.85)
+    figure.colorbar(
+        image, ax=axes.ravel().tolist(), label=f"log2({label})", shrink=0.85, extend="both"
+    )
     return figure
 
 
@@ -287,21 +296,19 @@ def eigenvalue_spectra(eigenvalues: xr.DataArray, *, max_mode: int | None = None
     """Share of the variance by mode, log-log, a panel a scale, a curve a layer."""
     share = eigenvalues / eigenvalues.sum("mode")
     scales = eigenvalues["scale"].values
-    figure, axes = plt.subplots(
-        1, len(scales), figsize=(2.3 * len(scales) + 1.2, 2.9), sharey=True, squeeze=False
-    )
-    for axis, scale in zip(axes.flat, scales, strict=True):
+    figure, axes = _grid(len(scales), 3, width=2.6, sharey=True)
+    for axis, scale in zip(axes.flat, scales, strict=False):
         for color, layer in zip(
             layer_colors(share.sizes["layer"]), share["layer"].values, strict=True
         ):
             one = share.sel(scale=scale, layer=layer)
             axis.loglog(one["mode"], one, color=color, lw=1.4, label=f"layer {layer}")
         title = f"period {float(share['period'].sel(scale=scale)):.1f}"
-        axis.set(title=title if np.isfinite(scale) else "no filter", xlabel="mode")
+        axis.set(title=title if np.isfinite(scale) else "no filter")
         axis.set_ylim(1e-4, 1)
         if max_mode:
             axis.set_xlim(1, max_mode)
-    axes[0, 0].set_ylabel("share of the variance")
+    _edge_labels(axes, "mode", "share of the variance", len(scales))
     axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
@@ -309,10 +316,8 @@ def eigenvalue_spectra(eigenvalues: xr.DataArray, *, max_mode: int | None = None
 def reconstruction_error(error: xr.DataArray):
     """Relative mean square error against the number of modes, a panel a scale."""
     scales = error["scale"].values
-    figure, axes = plt.subplots(
-        1, len(scales), figsize=(2.3 * len(scales) + 1.2, 2.9), sharey=True, squeeze=False
-    )
-    for axis, scale in zip(axes.flat, scales, strict=True):
+    figure, axes = _grid(len(scales), 3, width=2.6, sharey=True)
+    for axis, scale in zip(axes.flat, scales, strict=False):
         for color, layer in zip(
             layer_colors(error.sizes["layer"]), error["layer"].values, strict=True
         ):
@@ -320,9 +325,9 @@ def reconstruction_error(error: xr.DataArray):
             axis.plot(one["kept"], one, color=color, lw=1.4, label=f"layer {layer}")
         axis.axhline(0.1, color="0.6", lw=1, ls=":")
         title = f"period {float(error['period'].sel(scale=scale)):.1f}"
-        axis.set(title=title if np.isfinite(scale) else "no filter", xlabel="modes kept")
+        axis.set(title=title if np.isfinite(scale) else "no filter")
         axis.set_ylim(0, 1)
-    axes[0, 0].set_ylabel("relative mean square error")
+    _edge_labels(axes, "modes kept", "relative mean square error", len(scales))
     axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
@@ -332,10 +337,8 @@ def reconstruction_error(error: xr.DataArray):
 
 def estimates_by_layer(panels: dict[str, xr.Dataset], ylabel: str):
     """Estimates with intervals by layer, a panel a (title: estimate, low, high (model, layer))."""
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(2.6 * len(panels) + 1.2, 3.0), sharey=True, squeeze=False
-    )
-    for axis, (title, one) in zip(axes.flat, panels.items(), strict=True):
+    figure, axes = _grid(len(panels), 3, width=2.6, sharey=True)
+    for axis, (title, one) in zip(axes.flat, panels.items(), strict=False):
         names = one["model"].values
         shift = np.linspace(-0.12, 0.12, len(names)) if len(names) > 1 else [0.0]
         for color, offset, name in zip(MODEL_COLORS, shift, names, strict=False):
@@ -346,9 +349,9 @@ def estimates_by_layer(panels: dict[str, xr.Dataset], ylabel: str):
                 some["layer"] + offset, middle, bars, color=color, marker="o", ms=4, lw=0,
                 elinewidth=1.4, capsize=2.5, label=str(name),
             )  # fmt: skip
-        axis.set(title=title, xlabel="layer")
+        axis.set_title(title)
         axis.set_xticks(one["layer"].values)
-    axes[0, 0].set_ylabel(ylabel)
+    _edge_labels(axes, "layer", ylabel, len(panels))
     axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 

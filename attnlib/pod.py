@@ -7,7 +7,7 @@ import torch
 import xarray as xr
 
 from .errors import InputError
-from .fields import map_fields, stack_leading
+from .fields import ensemble_size, map_fields, stack_leading
 from .gram import OMEGA0, all_lags, gram_and_sums, lag_window, scale_coords, scale_gram
 
 
@@ -92,7 +92,7 @@ def pod(
             *parts, n_modes, gram.dims[:-2], {d: gram.coords[d] for d in gram.coords}, gram.attrs
         )
     coords = scale_coords(scales, omega0)
-    t = fields_or_gram.shape[-1]
+    _, t = ensemble_size(fields_or_gram)
     lags = all_lags(t, convention)
     windows = lag_window(lags, coords["scale"], width, center, omega0)
     attrs = {"width": width, "center": center, "omega0": omega0, "convention": convention}
@@ -186,7 +186,9 @@ def _dataset(values, vectors, rank, n_modes, dims, coords, attrs) -> xr.Dataset:
     coefficient = vectors[..., :n_modes].mT * (n * values[..., :n_modes, None]).sqrt()
     error = eigenvalue * np.sqrt(2 / n)
     apart = (eigenvalue - error)[..., :-1] > (eigenvalue + error)[..., 1:]
-    multiplet = np.concatenate([np.ones_like(apart[..., :1]), apart], -1).cumsum(-1)
+    multiplet = np.concatenate([np.ones_like(eigenvalue[..., :1], dtype=bool), apart], -1).cumsum(
+        -1
+    )
     mode_dims = (*dims, "mode")
     return xr.Dataset(
         {

@@ -74,6 +74,8 @@ class TrainConfig:
         for name in ("steps", "batch_size", "accumulate", "eval_every", "eval_windows"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is at least 1, not {getattr(self, name)}")
+        if not (0 < self.learning_rate < math.inf and self.warmup >= 0 and self.clip > 0):
+            raise InputError("learning_rate and clip are positive and finite, warmup not negative")
         if self.batch_size % self.accumulate:
             raise InputError(
                 f"batch_size={self.batch_size} does not divide into accumulate={self.accumulate}"
@@ -205,8 +207,8 @@ def train(
     try:
         if run and run.finished:
             return load_checkpoint(run.final, model, config.device)
-        bar = {"desc": name, "disable": not progress, "position": position}
-        return _train_loop(model.to(device), training, held_out, config, meta, run, bar)
+        shown = {"desc": name, "disable": not progress, "position": position}
+        return _train_loop(model.to(device), training, held_out, config, meta, run, shown)
     finally:
         if run:
             run.lock.release()
@@ -262,7 +264,7 @@ class _Run:
             shutil.rmtree(path)
 
 
-def _train_loop(model, training, held_out, config, meta, run, bar):
+def _train_loop(model, training, held_out, config, meta, run, shown):
     from tqdm import tqdm
 
     device = next(model.parameters()).device
@@ -280,7 +282,7 @@ def _train_loop(model, training, held_out, config, meta, run, bar):
     context = model.config.context
     tokens_per_step = config.batch_size * context
     bar = tqdm(
-        **bar,
+        **shown,
         total=config.steps * tokens_per_step,
         initial=first * tokens_per_step,
         unit="tok",
@@ -314,8 +316,9 @@ def _train_loop(model, training, held_out, config, meta, run, bar):
                 losses = []
                 if not np.isfinite(recent):
                     raise InputError(
-                        f"{bar.desc}: the loss is {recent} at step {done}: lower learning_rate "
-                        f"({config.learning_rate}) or lengthen warmup ({config.warmup})"
+                        f"{shown['desc']}: the loss is {recent} at step {done}: lower "
+                        f"learning_rate ({config.learning_rate}) or lengthen warmup "
+                        f"({config.warmup})"
                     )
                 held = evaluate(model, held_out, precision=config.precision)
                 row = (done, recent, held["loss"], held["loss_se"], float(norm))

@@ -9,7 +9,7 @@ import torch
 import xarray as xr
 
 from .errors import InputError
-from .fields import check_convention, lag_rows, map_fields, stack_leading
+from .fields import check_convention, ensemble_size, lag_rows, map_fields, stack_leading
 
 OMEGA0 = 5.0
 NORMS = ("L1", "L2")
@@ -59,7 +59,8 @@ def morlet_cwt(x: torch.Tensor, scales, omega0: float = OMEGA0, norm: str = "L1"
     x : torch.Tensor
         ``(..., T)``, real, any device. float32 gives complex64, float64 complex128.
     scales : sequence of float
-        a, in tokens.
+        a, in tokens. Below about (omega0 + 3) / pi, 2.5 at omega0 = 5, the wavelet reaches beyond
+        the highest frequency that tokens can carry, and is cut off there.
     omega0 : float
         Centre frequency of the wavelet at a = 1, radians per token.
     norm : {"L1", "L2"}
@@ -140,6 +141,7 @@ def scalogram(
     convention: str = "causal",
     rows: str = "cone",
     center: bool = True,
+    standardize: bool = False,
     n_blocks: int = 1,
     device: str | None = None,
 ) -> xr.Dataset:
@@ -161,6 +163,11 @@ def scalogram(
         Only ``"all"`` for the other two conventions.
     center : bool
         Subtract the mean field first (harmless for fluctuations).
+    standardize : bool
+        Divide each lag by its rms over rows and documents. Attention falls by orders of magnitude
+        along the lag, so a plain average over lags sees little beyond the shortest lag that the
+        cone of each scale still holds, and those differ; with unit variance at every lag scales
+        can be compared.
     n_blocks : int
         Keep the power of this many blocks of documents, so that :func:`bootstrap_power` can
         resample them without a second pass.
@@ -196,6 +203,8 @@ def scalogram(
         if center:
             field = field - field.mean(0)
         x, lag = lag_rows(field, convention)
+        if standardize:
+            x = _unit_variance(x, convention)
         psi = _wavelet_matrix(len(lag), scales, omega0, norm, x)
         parts = [
             _power_in_cone(part, psi, reach) if rows == "cone" else _power_of_all_rows(part, psi)
@@ -205,7 +214,7 @@ def scalogram(
 
     results, dims, coords = map_fields(fields, one, device)
     lead = tuple(len(coords[d]) for d in dims)
-    t = fields.shape[-1]
+    n, t = ensemble_size(fields)
     if convention == "signed":
         left, right, n_rows = lag + t - 1, t - 1 - lag, np.full((len(scales), len(lag)), t)
     else:
@@ -213,7 +222,7 @@ def scalogram(
     in_cone = (left >= reach[:, None]) & (right >= reach[:, None])
     if rows == "cone":
         n_rows = np.where(in_cone, t - (lag + reach[:, None]), 0)
-    sizes = [len(part) for part in np.array_split(np.arange(fields.shape[-3]), n_blocks)]
+    sizes = [len(part) for part in np.array_split(np.arange(n), n_blocks)]
     data = xr.Dataset(
         {
             "power": (
@@ -236,11 +245,22 @@ def scalogram(
             "norm": norm,
             "convention": convention,
             "row_average": rows,
+            "standardized": int(standardize),
         },
     )
     data["scale"].attrs["units"] = data["period"].attrs["units"] = "tokens"
     data["lag"].attrs["units"] = "tokens"
     return data
+
+
+def _unit_variance(x: torch.Tensor, convention: str) -> torch.Tensor:
+    """Rows ``(N, R, L)`` over their rms at each lag, counting only rows that have the lag."""
+    n_rows = x.shape[1]
+    ones = torch.ones(1, n_rows, n_rows, device=x.device)
+    has = lag_rows(ones.tril() if convention == "causal" else ones, convention)[0][0]
+    rms = (x.square().sum((0, 1)) / (len(x) * has.sum(0).clamp(min=1))).sqrt()
+    floor = torch.finfo(x.dtype).eps * rms.max()
+    return torch.where(rms > floor, x / rms.clamp(min=floor), 0.0)
 
 
 def _lag_one_autocorrelation(x: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,57 @@
+"""Fixtures that more than one test file uses."""
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from hypothesis import settings
+
+from attnlib import GPT, GPTConfig
+
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=25)
+settings.load_profile("repeatable")
+
+TINY = {"n_layer": 2, "n_head": 2, "d_model": 16, "context": 24, "vocab_size": 11, "dropout": 0.0}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Small tensors are faster on one thread, and results do not depend on the machine."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def tiny_model():
+    """A GPT small enough to run in a millisecond, with weights large enough to attend unevenly."""
+
+    def make(**changes):
+        model = GPT(GPTConfig(**{**TINY, **changes}), seed=3).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.dim() > 1 and "embedding" not in name:
+                    parameter.mul_(8)
+        return model
+
+    return make
+
+
+def random_fields(n_layer=2, n=12, t=20, seed=0, rank=None):
+    """Causal row-stochastic fields, optionally with few directions of variation."""
+    rng = np.random.default_rng(seed)
+    if rank is None:
+        logits = rng.normal(size=(n_layer, n, t, t))
+    else:
+        patterns = rng.normal(size=(n_layer, rank, t, t))
+        logits = np.einsum("lrij,lnr->lnij", patterns, rng.normal(size=(n_layer, n, rank)))
+    values = np.exp(logits) * np.tri(t)
+    values /= values.sum(-1, keepdims=True)
+    return xr.DataArray(
+        values.astype(np.float32),
+        {"layer": np.arange(1, n_layer + 1)},
+        ("layer", "snapshot", "query", "key"),
+    )
+
+
+@pytest.fixture
+def make_fields():
+    return random_fields

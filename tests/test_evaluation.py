@@ -1,0 +1,70 @@
+"""Losses and their errors, against direct computation."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from attnlib import InputError, evaluate, ngram_loss, prefix_losses, window_losses
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(11, (5, 13), generator=torch.Generator().manual_seed(0))
+
+
+def test_window_losses_against_a_loop(tiny_model, tokens):
+    model = tiny_model()
+    losses = window_losses(model, tokens, batch_size=2)
+    for window, loss in zip(tokens, losses, strict=True):
+        log_p = model(window[None, :-1])[0][0].log_softmax(-1)
+        expected = -sum(float(log_p[i, window[i + 1]].detach()) for i in range(12)) / 12
+        assert float(loss) == pytest.approx(expected, rel=1e-5)
+
+
+def test_prefix_losses_of_a_causal_model_are_its_window_losses(tiny_model, tokens):
+    losses = prefix_losses(tiny_model(), tokens, range(1, 13))
+    torch.testing.assert_close(losses.mean(1), window_losses(tiny_model(), tokens))
+
+
+def test_prefix_losses_of_a_model_that_looks_ahead_are_not(tiny_model, tokens):
+    model = tiny_model(attention="ega-1")
+    difference = prefix_losses(model, tokens, range(1, 13)).mean(1) - window_losses(model, tokens)
+    assert float(difference.abs().max()) > 1e-4
+
+
+def test_standard_errors(tiny_model, tokens):
+    model = tiny_model().train()
+    score, losses = evaluate(model, tokens), window_losses(model, tokens).numpy()
+    assert model.training
+    assert score["loss"] == pytest.approx(losses.mean())
+    assert score["loss_se"] == pytest.approx(losses.std(ddof=1) / math.sqrt(5))
+    assert score["perplexity"] == pytest.approx(math.exp(losses.mean()))
+    assert score["perplexity_se"] == pytest.approx(score["perplexity"] * score["loss_se"])
+
+
+def test_two_windows_are_too_few(tiny_model, tokens):
+    with pytest.raises(InputError, match="3 or more"):
+        evaluate(tiny_model(), tokens[:2])
+
+
+def test_prefix_lengths_have_limits(tiny_model, tokens):
+    with pytest.raises(InputError, match="between 1 and 12"):
+        prefix_losses(tiny_model(), tokens, [13])
+
+
+def test_ngrams_against_counting():
+    training = torch.tensor([0, 1, 0, 1, 2, 0])
+    scored = torch.tensor([0, 1, 2])
+    unigram = (np.array([3, 2, 1]) + 1) / (6 + 3)
+    expected = -np.log(unigram[[0, 1, 2]]).mean()
+    assert ngram_loss(training, scored, 3, order=1) == pytest.approx(expected)
+    pairs = np.ones((3, 3))
+    for a, b in [(0, 1), (1, 0), (0, 1), (1, 2), (2, 0)]:
+        pairs[a, b] += 1
+    p = pairs / pairs.sum(1, keepdims=True)
+    expected = -np.log([p[0, 1], p[1, 2]]).mean()
+    assert ngram_loss(training, scored, 3) == pytest.approx(expected)
+    with pytest.raises(InputError, match="order"):
+        ngram_loss(training, scored, 3, order=3)

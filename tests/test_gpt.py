@@ -1,0 +1,95 @@
+"""The model: its counts, its shape, and its refusals."""
+
+import pytest
+import torch
+
+from attnlib import GPT, GPTConfig, InputError
+
+
+@pytest.mark.parametrize(
+    ("attention", "count"),
+    [
+        ("softmax", 4_816_640),
+        ("ega-1", 4_816_640 + 12_480),
+        ("ega-c", 4_816_640 + 1_377_216),
+    ],
+)
+def test_published_parameter_counts(attention, count):
+    assert GPT(GPTConfig(attention=attention)).n_parameters() == count
+
+
+def test_same_seed_same_weights_and_no_trace_in_the_global_state():
+    before = torch.get_rng_state()
+    config = GPTConfig(n_layer=1, n_head=1, d_model=4, context=4, vocab_size=3)
+    a, b, c = GPT(config, seed=1), GPT(config, seed=1), GPT(config, seed=2)
+    assert torch.equal(a.token_embedding.weight, b.token_embedding.weight)
+    assert not torch.equal(a.token_embedding.weight, c.token_embedding.weight)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_attention_is_handed_out_layer_by_layer(tiny_model):
+    model, seen = tiny_model(), []
+    tokens = torch.randint(11, (3, 9), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits, loss = model(tokens, tokens, on_attention=lambda n, w: seen.append((n, w.shape)))
+        fused, _ = model(tokens)
+    assert seen == [(0, (3, 2, 9, 9)), (1, (3, 2, 9, 9))]
+    torch.testing.assert_close(logits, fused, atol=1e-5, rtol=1e-4)
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+    torch.testing.assert_close(loss, expected)
+
+
+def test_layers_may_differ():
+    config = GPTConfig(
+        n_layer=2, n_head=2, d_model=8, context=8, vocab_size=5,
+        attention=("softmax", "ega-1"), head_size=(2, 6),
+    )  # fmt: skip
+    model = GPT(GPTConfig.from_dict(config.to_dict()))
+    assert [type(b.attention).__name__ for b in model.blocks] == [
+        "SoftmaxAttention",
+        "EnergyGatedAttention",
+    ]
+    assert [b.attention.head_size for b in model.blocks] == [2, 6]
+    assert model(torch.zeros(1, 8, dtype=torch.long))[0].shape == (1, 8, 5)
+
+
+def test_without_norm_there_is_none():
+    model = GPT(GPTConfig(n_layer=1, n_head=1, d_model=4, context=4, vocab_size=3, norm=False))
+    assert not any(isinstance(m, torch.nn.LayerNorm) for m in model.modules())
+
+
+def test_generation_repeats_itself_by_seed(tiny_model):
+    model, start = tiny_model(), torch.tensor([1, 2, 3])
+    a = model.generate(start, 30, seed=4)
+    assert torch.equal(a, model.generate(start, 30, seed=4))
+    assert not torch.equal(a, model.generate(start, 30, seed=5))
+    assert len(a) == 33  # longer than the context of 24
+    greedy = model.generate(start, 3, top_k=1)
+    assert int(greedy[3]) == int(model(start[None])[0][0, -1].argmax())
+
+
+def test_a_window_beyond_the_context(tiny_model):
+    with pytest.raises(InputError, match="longer than the model's context of 24"):
+        tiny_model()(torch.zeros(1, 25, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"attention": "softmex"}, "attention is one of"),
+        ({"attention": ("softmax",) * 3}, "names 3 layers"),
+        ({"d_model": 10, "n_head": 4}, "not a multiple"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"n_layer": 0}, "n_layer is a positive whole number"),
+        ({"n_head": 2.0}, "n_head is a positive whole number"),
+        ({"normalize_over": "row"}, "normalize_over"),
+    ],
+)
+def test_impossible_shapes(bad, message):
+    with pytest.raises(InputError, match=message):
+        GPTConfig(**{"n_layer": 6, **bad})
+
+
+def test_unknown_parameter_in_a_stored_shape():
+    with pytest.raises(InputError, match="n_heads"):
+        GPTConfig.from_dict({"n_heads": 4})
