@@ -62,7 +62,7 @@ bench: $(STAMP)  ## Run the benchmarks and write their figures
 
 lock: $(STAMP)  ## Resolve the newest versions that pyproject.toml allows
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/python -m benchmarks.lock
+	$(BIN)/python .ci/lock.py
 
 clean:  ## Remove the book and the results, keep .venv and the corpora
 	rm -rf build results .snakemake

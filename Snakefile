@@ -52,6 +52,7 @@ for name in NOTEBOOKS:
 rule pages:
     input:
         [f"{RESULTS}/notebooks/{name}.ipynb" for name in NOTEBOOKS],
+        [f"{RESULTS}/{name}.nc" for name in NOTEBOOKS],
         ["_config.yml", "_toc.yml"],
         [f"book/{page}" for page in glob_wildcards("book/{page}").page],
         [f"attnlib/{m}.py" for m in glob_wildcards("attnlib/{m}.py").m],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -147,7 +148,8 @@ def save(
     except OSError as error:
         raise InputError(f"cannot write {path}: {error}; choose another folder") from error
     finally:
-        fresh.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            fresh.unlink()
     return path
 
 

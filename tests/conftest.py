@@ -1,5 +1,9 @@
 """Fixtures that more than one test file uses."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +11,7 @@ import xarray as xr
 from hypothesis import settings
 
 from attnlib import GPT, GPTConfig
+from attnlib.runner import project_root
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=25)
 settings.load_profile("repeatable")
@@ -55,3 +60,21 @@ def random_fields(n_layer=2, n=12, t=20, seed=0, rank=None):
 @pytest.fixture
 def make_fields():
     return random_fields
+
+
+def run_graph(target, *options, cwd=None):
+    """Run Snakemake on a target, as `make` does; returns the completed process."""
+    command = [sys.executable, "-m", "snakemake", "--cores", str(os.cpu_count())]
+    command += ["--quiet", "rules", "host", "reason", "--rerun-incomplete", *options]
+    command += ["--config", "preset=smoke", "--", target]
+    return subprocess.run(
+        command, cwd=cwd or project_root(), capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+
+
+@pytest.fixture(scope="session")
+def smoke():
+    """The whole graph at smoke size, book included; the folder of its results."""
+    done = run_graph("book")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    return project_root() / "results" / "smoke"

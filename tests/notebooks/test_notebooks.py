@@ -1,0 +1,125 @@
+"""Every notebook, run by papermill at smoke size, and what it computed."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from attnlib import load, values_digest
+from attnlib.runner import notebook_names, preset_parameters, run_notebook
+
+
+@pytest.mark.parametrize("name", notebook_names())
+def test_results_are_whole_and_say_where_they_come_from(smoke, name):
+    data = load(smoke / f"{name}.nc")
+    attrs = data.attrs
+    expected = {k: v for k, v in preset_parameters("smoke", name).items() if k != "out"}
+    recorded = json.loads(attrs["parameters"])
+    assert {k: recorded[k] for k in expected} == expected
+    assert len(attrs["corpus_hash"]) == 64
+    assert attrs["device"] == "cpu"
+    assert attrs["git_commit"]
+    assert "torch" in json.loads(attrs["versions"])
+    for variable in data.data_vars.values():
+        if variable.dtype.kind == "f" and variable.size > 1:
+            assert np.isfinite(variable.values).any(), variable.name
+
+
+def test_models_learn_and_the_gate_looks_ahead(smoke):
+    data = load(smoke / "01_data_and_models.nc")
+    assert data["bigram_loss"] < data["unigram_loss"]
+    assert (data["val_loss"].isel(step=-1) < data["val_loss"].isel(step=0)).all()
+    assert data["look_ahead"].sel(model="BASE") == 0
+    assert data["look_ahead"].sel(model="EGA-1") > 0
+    assert data["gain"].sel(model="BASE") == 0
+    assert int(data["parameters"].sel(model="EGA-1")) > int(data["parameters"].sel(model="BASE"))
+
+
+def test_fields_are_attention(smoke):
+    data = load(smoke / "02_the_attention_field.nc")
+    np.testing.assert_allclose(data["mean_field"].sum("key"), 1, atol=1e-5)
+    assert float(np.abs(np.triu(data["mean_field"].values, 1)).max()) == 0
+    energy = data["fluctuation_energy"] / (data["fluctuation_energy"] + data["mean_energy"])
+    np.testing.assert_allclose(data["fluctuation_share"], energy, rtol=1e-6)
+    assert ((data["diagonal_share"] > 0) & (data["diagonal_share"] < 1)).all()
+    np.testing.assert_allclose(
+        data["mean_by_lag"].isel(lag=0),
+        np.diagonal(data["mean_field"].values, axis1=-2, axis2=-1).mean(-1),
+        rtol=1e-5,
+    )
+
+
+def test_scalogram_agrees_with_direct_computation(smoke):
+    data = load(smoke / "03_scalogram.nc")
+    assert data["form_difference"] < 1e-5
+    assert data["pywt_difference"] < 1e-3
+    assert np.isnan(data["power"].where(~data["in_cone"])).all()
+    assert (data["power"].where(data["in_cone"]) >= 0).sum() == data["power"].notnull().sum()
+    grid = data["scale"].values
+    chosen = data["dominant"].values[np.isfinite(data["dominant"].values)]
+    assert not set(chosen) & {grid[0], grid[-1]}
+
+
+def test_pod_is_consistent(smoke):
+    data = load(smoke / "04_scale_selective_pod.nc")
+    n = data.sizes["mode"]
+    np.testing.assert_allclose(
+        data["spectrum"].isel(rank_order=slice(n)).values, data["eigenvalue"].values, rtol=1e-6
+    )
+    assert data["measured_error"].item() == pytest.approx(data["predicted_error"].item(), abs=1e-5)
+    assert data["published_spread"].item() == pytest.approx(1, abs=1e-9)
+    norms = np.square(data["mode_field"]).sum(("query", "key"))
+    np.testing.assert_allclose(norms, 1, atol=1e-4)
+    assert "untrained" in data["model"].values
+
+
+def test_complexity_is_within_its_bounds(smoke):
+    data = load(smoke / "05_complexity.nc")
+    n = load(smoke / "04_scale_selective_pod.nc").sizes["snapshot"]
+    assert (data["H_estimate"] <= n - 1).all()
+    assert (data["participation_estimate"] <= n - 1).all()
+    for name in ("beta", "H", "participation"):
+        inside = (data[f"{name}_low"] <= data[f"{name}_high"]) | data[f"{name}_low"].isnull()
+        assert inside.all()
+    full = data["curve_H"].isel(size=-1)
+    np.testing.assert_array_equal(full, data["H_estimate"].sel(scale=np.inf))
+
+
+@pytest.mark.parametrize("name", notebook_names())
+def test_executed_notebooks_have_pictures_and_no_errors(smoke, name):
+    notebook = json.loads((smoke / "notebooks" / f"{name}.ipynb").read_text())
+    outputs = [o for c in notebook["cells"] for o in c.get("outputs", [])]
+    assert not [o for o in outputs if o["output_type"] == "error"]
+    assert any("image/png" in o.get("data", {}) for o in outputs)
+    assert sum("parameters" in c["metadata"].get("tags", []) for c in notebook["cells"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "threads"), [("01_data_and_models", os.cpu_count()), ("04_scale_selective_pod", 1)]
+)
+def test_the_same_command_gives_the_same_values(smoke, tmp_path, monkeypatch, name, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", str(threads))  # as in the graph: sums depend on it
+    if name != "01_data_and_models":  # which trains anew
+        shutil.copy(smoke / "01_data_and_models.nc", tmp_path)
+        shutil.copytree(smoke / "models", tmp_path / "models")
+    run_notebook(name, out=tmp_path, preset="smoke", progress=False)
+    again, before = load(tmp_path / f"{name}.nc"), load(smoke / f"{name}.nc")
+    assert values_digest(again) == values_digest(before)
+
+
+def test_a_notebook_without_its_inputs_says_what_to_run(tmp_path):
+    from attnlib import InputError
+
+    with pytest.raises(InputError, match="run the notebook 01_data_and_models first"):
+        run_notebook("03", out=tmp_path, preset="smoke", progress=False)
+
+
+def test_a_run_on_a_text_of_ones_own(tmp_path):
+    text = tmp_path / "mine.txt"
+    text.write_text("the cat sat on the mat, and the dog sat on the cat. " * 200)
+    parameters = {"corpus": str(text), "steps": 4, "eval_every": 2, "eval_windows": 3}
+    run_notebook("01", parameters, tmp_path, preset="smoke", progress=False)
+    run_notebook("02", {"n_snapshots": 4}, tmp_path, preset="smoke", progress=False)
+    assert load(tmp_path / "02_the_attention_field.nc").sizes["layer"] == 6

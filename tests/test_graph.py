@@ -1,0 +1,96 @@
+"""The graph reruns what a change concerns, and nothing else (dry runs on a copy)."""
+
+import re
+import shutil
+
+import pytest
+from conftest import run_graph
+
+from attnlib.runner import project_root
+
+TRAINING = "notebook_01_data_and_models"
+FIELD, SCALOGRAM = "notebook_02_the_attention_field", "notebook_03_scalogram"
+POD, COMPLEXITY = "notebook_04_scale_selective_pod", "notebook_05_complexity"
+PAGES = {"pages", "book"}
+
+
+@pytest.fixture(scope="module")
+def built(smoke, tmp_path_factory):
+    """A copy of the tree with everything built; times are kept."""
+    copy = tmp_path_factory.mktemp("graph") / "tree"
+    leave = shutil.ignore_patterns(".git", ".venv", "mathjax", "quick", "paper", "log", "*cache*")
+    shutil.copytree(project_root(), copy, ignore=leave)
+    return copy
+
+
+@pytest.fixture
+def tree(built, tmp_path):
+    shutil.copytree(built, tmp_path / "tree")
+    return tmp_path / "tree"
+
+
+def planned(tree):
+    """Rules that a dry run would execute."""
+    done = run_graph("book", "--dry-run", cwd=tree)
+    assert done.returncode == 0, done.stderr
+    text = done.stdout + done.stderr
+    if "Nothing to be done" in text:
+        return set()
+    return set(re.findall(r"^(notebook_\w+|pages|book) +\d+$", text, re.MULTILINE))
+
+
+def append(path, text="\n"):
+    with open(path, "a") as file:
+        file.write(text)
+
+
+def test_nothing_changed_nothing_runs(tree):
+    assert planned(tree) == set()
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("attnlib/pod.py", {POD, COMPLEXITY}),
+        ("attnlib/gram.py", {POD, COMPLEXITY}),
+        ("attnlib/scales.py", {SCALOGRAM}),
+        ("attnlib/wavelet.py", {SCALOGRAM, POD, COMPLEXITY}),
+        ("attnlib/resampling.py", {COMPLEXITY}),
+        ("attnlib/fields.py", {FIELD, SCALOGRAM, POD, COMPLEXITY}),
+        ("attnlib/gpt.py", {TRAINING, FIELD, SCALOGRAM, POD, COMPLEXITY}),
+        ("notebooks/05_complexity.md", {COMPLEXITY}),
+        ("book/notation.md", set()),
+    ],
+)
+def test_a_changed_file_reruns_what_depends_on_it(tree, file, expected):
+    append(tree / file)
+    assert planned(tree) == expected | PAGES
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("n_modes: 3", "n_modes: 4", {POD, COMPLEXITY}),
+        ("n_draws: 3", "n_draws: 4", {COMPLEXITY}),
+        ("n_blocks: 4", "n_blocks: 3", {SCALOGRAM}),
+        ("steps: 20", "steps: 21", {TRAINING, FIELD, SCALOGRAM, POD, COMPLEXITY}),
+    ],
+)
+def test_a_changed_parameter_reruns_what_it_concerns(tree, old, new, expected):
+    path = tree / "config" / "smoke.yaml"
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+    assert planned(tree) == expected | PAGES
+
+
+def test_a_missing_result_is_made_again(tree):
+    (tree / "results" / "smoke" / "03_scalogram.nc").unlink()
+    assert planned(tree) == {SCALOGRAM} | PAGES
+
+
+def test_a_mistake_in_the_preset_stops_the_graph_before_anything_runs(tree):
+    append(tree / "config" / "smoke.yaml", "  n_drawz: 3\n")
+    done = run_graph("book", "--dry-run", cwd=tree)
+    assert done.returncode != 0
+    assert "Did you mean 'n_draws'" in done.stdout + done.stderr

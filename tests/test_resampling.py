@@ -1,0 +1,113 @@
+"""Resampling a Gram is resampling documents; intervals cover; curves tell saturation apart."""
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from attnlib import (
+    InputError,
+    bootstrap,
+    effective_rank,
+    rank_curve,
+    scale_gram,
+    spectral_concentration,
+    spectrum,
+)
+from attnlib.resampling import _resampled_spectra
+
+
+def gram_of(snapshots):
+    u = snapshots - snapshots.mean(0)
+    return xr.DataArray((u @ u.T)[None], {"layer": [1]}, ("layer", "snapshot", "snapshot_"))
+
+
+def leading_share(values):
+    return values[:, 0] / values.sum(1)
+
+
+def test_a_resample_of_the_gram_is_that_of_the_documents():
+    x = np.random.default_rng(0).normal(size=(9, 40))
+    index = np.random.default_rng(1).integers(9, size=(4, 9))
+    got = _resampled_spectra(gram_of(x).values[0], index)
+    for spectra, rows in zip(got, index, strict=True):
+        u = x[rows] - x[rows].mean(0)
+        expected = np.linalg.svd(u, compute_uv=False)[:8] ** 2 / 9
+        np.testing.assert_allclose(spectra, expected, atol=1e-12)
+
+
+def test_estimate_is_that_of_the_data_and_lies_in_the_interval(make_fields):
+    gram = scale_gram(make_fields(n=30), [2.0, np.inf])
+    result = bootstrap(gram, leading_share, 200, seed=3)
+    assert result["estimate"].dims == ("layer", "scale")
+    spectra = spectrum(gram)
+    np.testing.assert_allclose(
+        result["estimate"], spectra.isel(mode=0) / spectra.sum("mode"), rtol=1e-9
+    )
+    assert (result["low"] < result["estimate"]).all()
+    assert (result["estimate"] < result["high"]).all()
+    assert (result["se"] > 0).all()
+    xr.testing.assert_identical(result, bootstrap(gram, leading_share, 200, seed=3))
+    assert not np.allclose(result["low"], bootstrap(gram, leading_share, 200, seed=4)["low"])
+
+
+def test_batches_do_not_matter(make_fields):
+    gram = scale_gram(make_fields(n=10), [2.0])
+    a, b = (bootstrap(gram, leading_share, 50, batch=size) for size in (7, 50))
+    xr.testing.assert_allclose(a, b)
+
+
+def test_a_rank_is_biased_down_and_the_interval_still_holds_the_estimate():
+    x = np.random.default_rng(0).normal(size=(60, 2000))
+    result = bootstrap(gram_of(x), lambda v: effective_rank(v)["H"].values.astype(float), 100)
+    assert result["bias"].item() < -10  # a plain percentile interval would miss it
+    assert result["low"].item() <= result["estimate"].item() <= result["high"].item()
+
+
+def test_coverage_of_a_smooth_statistic():
+    """95% intervals for the participation ratio of an ensemble whose own is known."""
+    weights = np.array([3.0, 2.0, 1.0])
+    true = (weights**2).sum() ** 2 / (weights**4).sum()
+
+    def participation(values):
+        return spectral_concentration(values)["participation_ratio"].values
+
+    hits = 0
+    for seed in range(40):
+        x = np.random.default_rng(seed).normal(size=(80, 3)) * weights
+        interval = bootstrap(gram_of(x), participation, 100, seed)
+        hits += interval["low"].item() <= true <= interval["high"].item()
+    assert hits >= 33  # 95% of 40 is 38; fewer than 33 has a chance below 1%
+
+
+def test_a_statistic_that_is_not_there_stays_so():
+    x = np.random.default_rng(0).normal(size=(6, 3))
+    result = bootstrap(gram_of(x), lambda v: np.full(len(v), np.nan), 10)
+    assert np.isnan(result["low"].item())
+
+
+def test_curves_tell_a_rank_from_a_count():
+    rng = np.random.default_rng(0)
+    few = rng.normal(size=(120, 3)) @ rng.normal(size=(3, 500)) + 1e-3 * rng.normal(size=(120, 500))
+    many = rng.normal(size=(120, 5000))
+    gram = xr.concat([gram_of(few), gram_of(many)], dim="layer").assign_coords(layer=[1, 2])
+    curve = rank_curve(gram, [15, 30, 60, 120], n_draws=5)
+    assert curve["H"].sel(layer=1).values[-1] <= 3
+    assert abs(curve["growth"].sel(layer=1).item()) < 0.05
+    assert curve["growth"].sel(layer=2).item() > 0.9
+    assert (curve["H_low"] <= curve["H"]).all()
+    full = effective_rank(spectrum(gram.expand_dims(scale=[1.0], axis=1)))["H"]
+    np.testing.assert_array_equal(curve["H"].isel(size=-1), full.isel(scale=0))
+
+
+@pytest.mark.parametrize("sizes", [[10], [2, 5], [5, 13], []])
+def test_impossible_sizes(make_fields, sizes):
+    with pytest.raises(InputError, match="from 3 to the 12 snapshots"):
+        rank_curve(scale_gram(make_fields(), [2.0]), sizes)
+
+
+def test_wrong_input():
+    with pytest.raises(InputError, match="from scale_gram"):
+        bootstrap(np.eye(4), leading_share)
+    small = xr.DataArray(np.eye(2), dims=("snapshot", "snapshot_"))
+    with pytest.raises(InputError, match="at least 3"):
+        bootstrap(small, leading_share)
