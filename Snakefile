@@ -15,14 +15,17 @@ JUPYTER_BOOK = Path(sys.executable).with_name("jupyter-book")
 TRAINS = {"01_data_and_models"}
 
 
-rule book:
-    input:
-        f"{SITE}/_build/html/index.html",
-
-
 rule notebooks:
     input:
         [f"{RESULTS}/{name}.nc" for name in NOTEBOOKS],
+
+
+rule book:
+    default_target: True
+    input:
+        f"{SITE}/_build/html/index.html",
+        # Named here as well, so that a result that somebody deleted is made again.
+        rules.notebooks.input,
 
 
 for name in NOTEBOOKS:
@@ -52,7 +55,6 @@ for name in NOTEBOOKS:
 rule pages:
     input:
         [f"{RESULTS}/notebooks/{name}.ipynb" for name in NOTEBOOKS],
-        [f"{RESULTS}/{name}.nc" for name in NOTEBOOKS],
         ["_config.yml", "_toc.yml"],
         [f"book/{page}" for page in glob_wildcards("book/{page}").page],
         [f"attnlib/{m}.py" for m in glob_wildcards("attnlib/{m}.py").m],
