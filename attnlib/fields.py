@@ -244,8 +244,8 @@ def attention_fields(
 
 
 def _check_finite(values: torch.Tensor, label, first: int = 0) -> None:
-    if not bool(torch.isfinite(values).all()):
-        finite = torch.isfinite(values).flatten(1).all(1)
+    finite = torch.stack([torch.isfinite(one).all() for one in values])
+    if not bool(finite.all()):
         snapshot = first + int((~finite).nonzero()[0, 0])
         raise InputError(
             f"layer {label}, snapshot {snapshot} holds a value that is not finite: leave that "
@@ -347,8 +347,12 @@ def check_convention(fields: torch.Tensor, convention: str) -> None:
     if convention not in CONVENTIONS:
         raise InputError(f"convention is one of {CONVENTIONS}, not {convention!r}")
     if convention == "causal":
-        ahead = float(fields.triu(1).abs().sum(dtype=torch.float64))
-        if ahead > 1e-6 * float(fields.abs().sum(dtype=torch.float64)):
+        ahead = total = 0.0
+        for part in fields.split(16):  # a few documents at a time: no copy of the whole
+            size = part.abs()
+            total += float(size.sum(dtype=torch.float64))
+            ahead += float(size.triu(1).sum(dtype=torch.float64))
+        if ahead > 1e-6 * total:
             raise InputError(
                 "these fields have weight on keys after the query (a bidirectional model?), which "
                 "convention='causal' would drop: use convention='signed'"

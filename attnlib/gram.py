@@ -20,7 +20,7 @@ from .fields import check_convention, ensemble_size, map_fields, stack_leading
 from .wavelet import OMEGA0, scale_to_period
 
 CENTERS = ("period", "scale", "zero")
-LAGS_AT_ONCE = 16
+BLOCK_BYTES = 16 * 2**20
 
 
 def lag_window(
@@ -79,18 +79,27 @@ def all_lags(t: int, convention: str) -> np.ndarray:
     return np.arange(-(t - 1), t) if convention == "signed" else np.arange(t)
 
 
-def _diagonals(field: torch.Tensor, lags: np.ndarray, convention: str) -> torch.Tensor:
-    """Fluctuation along the diagonals of some lags, ``(lag, N, T)`` float64, zero past the end.
+def _each_lag_gram(field: torch.Tensor, convention: str):
+    """Stream G(lag) some lags at a time: ``(index of lags, u (lag, N, T), G (lag, N, N))``.
 
-    No row is repeated past its end here, in any convention: neither does the published POD.
+    `u` is the fluctuation along the diagonal of each lag, float64, zero past its end. (No row is
+    repeated past its end here, in any convention: neither does the published POD.) Both arrays
+    are buffers of at most 16 MiB, or one lag, which the next step overwrites.
     """
     n, t, _ = field.shape
+    lags = all_lags(t, convention)
     wide = torch.float64 if field.device.type != "mps" else torch.float32
-    out = torch.zeros(len(lags), n, t, dtype=wide, device=field.device)
-    for one, lag in zip(out, lags, strict=True):
-        offset = int(lag) if convention == "published" else -int(lag)
-        one[:, : t - abs(int(lag))] = field.diagonal(offset, 1, 2)
-    return out - out.mean(1, keepdim=True)
+    at_once = max(1, min(len(lags), BLOCK_BYTES // (8 * n * max(n, t))))
+    u = torch.empty(at_once, n, t, dtype=wide, device=field.device)
+    gram = torch.empty(at_once, n, n, dtype=wide, device=field.device)
+    for start in range(0, len(lags), at_once):
+        index = np.arange(start, min(start + at_once, len(lags)))
+        some, out = u[: len(index)].zero_(), gram[: len(index)]
+        for one, lag in zip(some, lags[index], strict=True):
+            offset = int(lag) if convention == "published" else -int(lag)
+            one[:, : t - abs(int(lag))] = field.diagonal(offset, 1, 2)
+        some -= some.mean(1, keepdim=True)
+        yield index, some, torch.bmm(some, some.mT, out=out)
 
 
 def lag_gram(fields, *, convention: str = "causal", device: str | None = None) -> xr.DataArray:
@@ -114,12 +123,7 @@ def lag_gram(fields, *, convention: str = "causal", device: str | None = None) -
 
     def one(field):
         check_convention(field, convention)
-        lags = all_lags(field.shape[-1], convention)
-        parts = []
-        for block in np.array_split(lags, -(-len(lags) // LAGS_AT_ONCE)):
-            u = _diagonals(field, block, convention)
-            parts.append(u @ u.mT)
-        return torch.cat(parts)
+        return torch.cat([gram.cpu().clone() for _, _, gram in _each_lag_gram(field, convention)])
 
     results, dims, coords = map_fields(fields, one, device)
     values = stack_leading(results, tuple(len(coords[d]) for d in dims))
@@ -191,13 +195,12 @@ def scale_gram(
 def gram_and_sums(field, windows, convention) -> tuple[torch.Tensor, torch.Tensor]:
     """G_a ``(S, N, N)``, and the sum of u_s along the diagonal of each lag, ``(N, L)``."""
     check_convention(field, convention)
-    n, t, _ = field.shape
-    lags = all_lags(t, convention)
-    gram, sums = None, []
-    for index in np.array_split(np.arange(len(lags)), -(-len(lags) // LAGS_AT_ONCE)):
-        u = _diagonals(field, lags[index], convention)  # (lag, N, T)
+    n = len(field)
+    total, sums = None, []
+    for index, u, gram in _each_lag_gram(field, convention):
         weights = torch.from_numpy(windows[:, index] ** 2).to(u)  # (S, lag)
-        part = weights @ (u @ u.mT).flatten(1)  # (S, lag) (lag, N N)
-        gram = part if gram is None else gram.add_(part)
+        if total is None:
+            total = u.new_zeros(len(windows), n * n)
+        total.addmm_(weights, gram.flatten(1))  # (S, lag) (lag, N N)
         sums.append(u.sum(-1))
-    return gram.view(-1, n, n), torch.cat(sums).T
+    return total.view(-1, n, n), torch.cat(sums).T

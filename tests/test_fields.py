@@ -232,3 +232,40 @@ def test_a_tensor_stays_what_it_is():
     labelled = xr.DataArray(field.numpy()[None], dims=("layer", "snapshot", "query", "key"))
     (other,) = each_field(labelled)
     assert torch.equal(one, other)
+
+
+STREAM = """
+import resource, sys, torch
+from attnlib import GPT, GPTConfig, iter_fields, scale_gram
+torch.set_num_threads(1)
+shape = {"n_layer": 4, "n_head": 2, "d_model": 8, "context": 128, "vocab_size": 5}
+model = GPT(GPTConfig(**shape, dropout=0.0)).eval()
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def run(n):
+    tokens = torch.randint(5, (n, 128), generator=torch.Generator().manual_seed(0))
+    for layer, documents, weights in iter_fields(model, tokens, block=8):
+        weights.sum()
+run(16)
+scale_gram(torch.rand(1, 8, 128, 128).tril(), [2.0])
+before = peak()
+run(800)
+streamed = peak() - before
+layer = torch.rand(1, 500, 128, 128).tril_()
+before = peak()
+scale_gram(layer, [2.0, 4.0, 8.0])
+print(streamed, peak() - before)
+"""
+
+
+def test_memory_does_not_grow_with_the_documents():
+    """800 windows of 4 layers are 210 MB of fields; a layer of 500 is 33 MB."""
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-c", STREAM], capture_output=True, text=True, check=True
+    )
+    streamed, gram = map(float, done.stdout.split())
+    assert streamed < 40, streamed
+    assert gram < 60, gram  # 16 lags at a time in float64, and 3 Grams of 500 x 500
