@@ -5,11 +5,6 @@ CORES  ?= $(shell $(PYTHON) -c "import os; print(os.cpu_count())")
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
-# One notebook at a time on a GPU, as many as there are cores without one.
-GPU    := $(if $(shell command -v nvidia-smi 2>/dev/null),--resources gpu=1)
-GRAPH   = $(BIN)/snakemake --quiet rules host reason --rerun-incomplete --cores $(CORES) $(GPU) \
-          --config preset=$(PRESET) --
-
 .DEFAULT_GOAL := help
 .PHONY: help setup corpus run book test lab sync lint format bench lock clean distclean
 
@@ -34,10 +29,10 @@ corpus: $(STAMP)  ## Fetch and check the preset's corpus
 	@$(BIN)/python -m attnlib corpus --preset $(PRESET)
 
 run: corpus  ## Run the notebooks of the preset, without building the book
-	@$(GRAPH) notebooks
+	@$(BIN)/python -m attnlib make notebooks --preset $(PRESET) --cores $(CORES)
 
 book: corpus  ## Run what changed, then build the book
-	@$(GRAPH) book
+	@$(BIN)/python -m attnlib make book --preset $(PRESET) --cores $(CORES)
 	@echo "The book is at $(CURDIR)/build/book/$(PRESET)/_build/html/index.html"
 
 test: $(STAMP)  ## Ruff, unit and property tests, every notebook and the book at smoke size
@@ -65,7 +60,7 @@ lock: $(STAMP)  ## Resolve the newest versions that pyproject.toml allows
 	$(BIN)/python .ci/lock.py
 
 clean:  ## Remove the book and the results, keep .venv and the corpora
-	rm -rf build results .snakemake
+	rm -rf build results .snakemake .graph.lock
 
 distclean: clean  ## Remove .venv as well
 	rm -rf $(VENV) *.egg-info

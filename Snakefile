@@ -10,9 +10,16 @@ PRESET = config.get("preset", "quick")
 RESULTS = f"results/{PRESET}"
 NOTEBOOKS = notebook_names()
 STAGE, SITE = f"build/stage/{PRESET}", f"build/book/{PRESET}"
+TIME_LIMIT = 600 if PRESET == "smoke" else 24 * 3600  # seconds that a cell may take
 JUPYTER_BOOK = Path(sys.executable).with_name("jupyter-book")
 # Notebook 01 trains its models side by side on all cores; the others are short.
 TRAINS = {"01_data_and_models"}
+
+
+def text_file(name):
+    """A corpus that is somebody's own file is an input too."""
+    corpus = preset_parameters(PRESET, name).get("corpus", "")
+    return [corpus] if Path(corpus).is_file() else []
 
 
 rule notebooks:
@@ -36,6 +43,7 @@ for name in NOTEBOOKS:
         input:
             notebook=f"notebooks/{name}.md",
             modules=modules_used(name),
+            text=text_file(name),
             results=[f"{RESULTS}/{other}.nc" for other in results_read(name)],
         params:
             name=name,
@@ -48,8 +56,9 @@ for name in NOTEBOOKS:
             # With `--resources gpu=1` one notebook at a time has the GPU.
             gpu=1,
         shell:
-            "OMP_NUM_THREADS={threads} {sys.executable} -m attnlib run {params.name} "
-            "--preset {PRESET} --out {RESULTS} > /dev/null"
+            # exec: the notebook is a child of this process, and ends with it.
+            "exec env OMP_NUM_THREADS={threads} {sys.executable} -m attnlib run {params.name} "
+            "--preset {PRESET} --out {RESULTS} --time-limit {TIME_LIMIT} > /dev/null"
 
 
 rule pages:

@@ -1,9 +1,11 @@
-"""The command line: ``python -m attnlib run|list|corpus|sync``."""
+"""The command line: ``python -m attnlib run|list|corpus|sync|make``."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from pathlib import Path
 
 from .errors import InputError
 
@@ -22,22 +24,31 @@ def _parser() -> argparse.ArgumentParser:
     corpus = commands.add_parser("corpus", help="fetch and check a corpus")
     corpus.add_argument("name", nargs="?", help="by default that of the preset")
     corpus.add_argument("--preset", default="quick")
+    make = commands.add_parser("make", help="bring a target of the graph up to date")
+    make.add_argument("target", choices=["book", "notebooks"])
+    make.add_argument("--preset", default="quick")
+    make.add_argument("--cores", type=int, default=os.cpu_count())
     commands.add_parser("sync", help="pair the text notebooks with .ipynb in build/ipynb")
     return parser
 
 
 def _run(arguments) -> None:
+    from .graph import exit_with_parent
     from .runner import run_notebook
 
+    exit_with_parent()
     pairs = [pair.partition("=") for pair in arguments.p]
     for name, equals, _ in pairs:
         if not equals or not name:
             raise InputError(f"-p takes NAME=VALUE, not '{name}'")
+    given = {name: value for name, _, value in pairs}
+    if Path(given.get("corpus", "")).is_file():
+        given["corpus"] = str(Path(given["corpus"]).absolute())  # the notebook runs elsewhere
     print(
         run_notebook(
             arguments.notebook,
-            {name: value for name, _, value in pairs},
-            arguments.out,
+            given,
+            arguments.out and Path(arguments.out).absolute(),
             preset=arguments.preset,
             time_limit=arguments.time_limit,
             progress=not arguments.no_progress,
@@ -73,6 +84,10 @@ def main(argv: list[str] | None = None) -> int:
             _list()
         elif arguments.command == "corpus":
             _corpus(arguments)
+        elif arguments.command == "make":
+            from .graph import make
+
+            make(arguments.target, arguments.preset, arguments.cores)
         else:
             from .runner import sync
 

@@ -72,14 +72,17 @@ def _per_key_bias_attention(q, k, v, bias, dropout):
     """Softmax attention with a bias per key, without a T x T mask.
 
     q.k + sqrt(D) b_j is the dot product of [q, 1] and [k, sqrt(D) b_j], so the fused causal kernel
-    applies at head size D + 1 (padded to a multiple of 8, which the kernels want).
+    applies at head size D + 2 (padded to a multiple of 8, which the kernels want). The bias takes
+    two columns, what k's precision holds of it and the rest, since bfloat16 would round it.
     """
     size = q.shape[-1]
-    pad = -(size + 1) % 8
-    ones = torch.ones_like(q[..., :1])
-    q = F.pad(torch.cat([q, ones], -1), (0, pad))
-    k = F.pad(torch.cat([k, (bias * math.sqrt(size)).unsqueeze(-1).to(k.dtype)], -1), (0, pad))
-    v = F.pad(v, (0, pad + 1))
+    pad = -(size + 2) % 8
+    bias = (bias * math.sqrt(size)).unsqueeze(-1)
+    high = bias.to(k.dtype)
+    low = (bias - high.to(bias.dtype)).to(k.dtype)
+    q = F.pad(torch.cat([q, torch.ones_like(q[..., :2])], -1), (0, pad))
+    k = F.pad(torch.cat([k, high, low], -1), (0, pad))
+    v = F.pad(v, (0, pad + 2))
     out = F.scaled_dot_product_attention(
         q, k, v, dropout_p=dropout, is_causal=True, scale=1 / math.sqrt(size)
     )

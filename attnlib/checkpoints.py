@@ -8,23 +8,9 @@ import os
 import shutil
 from pathlib import Path
 
-import torch
-
+from .device import pick_device
 from .errors import InputError
 from .gpt import GPT, GPTConfig
-
-
-def pick_device(name: str = "auto") -> torch.device:
-    """The named device, or with ``"auto"`` the first of cuda, mps, cpu that the machine has."""
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if name == "auto":
-        name = next((n for n, there in available.items() if there), "cpu")
-    kind = name.split(":")[0]
-    if kind not in ("cuda", "mps", "cpu"):
-        raise InputError(f"device is 'auto', 'cuda', 'mps' or 'cpu', not '{name}'")
-    if not available.get(kind, True):
-        raise InputError(f"device='{name}', but this machine has none: use 'auto' or 'cpu'")
-    return torch.device(name)
 
 
 def save_checkpoint(path, model: GPT, *, meta: dict | None = None, tensors: dict | None = None):
@@ -39,6 +25,11 @@ def save_checkpoint(path, model: GPT, *, meta: dict | None = None, tensors: dict
         Anything that JSON can hold, beside the model's configuration.
     tensors : dict of str to Tensor, optional
         More state (optimizer, random generators), into ``state.safetensors``.
+
+    Raises
+    ------
+    InputError
+        The folder cannot be written.
     """
     from safetensors.torch import save_file
 
@@ -64,26 +55,32 @@ def save_checkpoint(path, model: GPT, *, meta: dict | None = None, tensors: dict
         os.replace(fresh, path)
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
-        shutil.rmtree(fresh, ignore_errors=True)
         raise InputError(f"cannot write the checkpoint {path}: {error}") from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def read_checkpoint(path) -> tuple[dict, dict, dict]:
     """``(meta, weights, state)`` of a checkpoint folder, its hashes checked."""
+    from safetensors import SafetensorError
     from safetensors.torch import load
 
     path = Path(path)
     if not (path / "meta.json").is_file():
         raise InputError(f"{path} is not a checkpoint: run the notebook that trains it first")
-    meta, parts = json.loads((path / "meta.json").read_text()), []
-    for name in ("model.safetensors", "state.safetensors"):
-        if name not in meta["sha256"]:
-            parts.append({})
-            continue
-        content = (path / name).read_bytes() if (path / name).is_file() else b""
-        if hashlib.sha256(content).hexdigest() != meta["sha256"][name]:
-            raise InputError(f"{path / name} is damaged (wrong hash): delete {path} and train anew")
-        parts.append(load(content))
+    try:
+        meta, parts = json.loads((path / "meta.json").read_text()), []
+        for name in ("model.safetensors", "state.safetensors"):
+            wanted = meta["sha256"].get(name)
+            content = (path / name).read_bytes() if wanted else b""
+            if wanted and hashlib.sha256(content).hexdigest() != wanted:
+                raise ValueError(f"wrong hash of {name}")
+            parts.append(load(content) if wanted else {})
+        meta["model"]
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise InputError(
+            f"{path} is damaged ({type(error).__name__}: {error}): delete it and train anew"
+        ) from error
     return meta, *parts
 
 
@@ -112,13 +109,22 @@ def load_checkpoint(path, model: GPT | None = None, device: str = "cpu") -> tupl
         do not match). Nothing is loaded in part.
     """
     meta, weights, _ = read_checkpoint(path)
-    model = model if model is not None else GPT(GPTConfig.from_dict(meta["model"]))
-    load_weights(model, weights, path)
+    stored = GPTConfig.from_dict(meta["model"])
+    if model is None:
+        model = GPT(stored)
+    check_keys(model, weights, path)
+    # Shapes alone do not tell two heads of 8 from four of 4.
+    own, other = model.config.to_dict(), stored.to_dict()
+    differ = [k for k in own if own[k] != other[k] and k != "dropout"]
+    if differ:
+        shown = ", ".join(f"{k}: model {own[k]}, checkpoint {other[k]}" for k in differ)
+        raise InputError(f"{path} is a checkpoint of another architecture ({shown})")
+    model.load_state_dict(weights)
     return model.to(pick_device(device)).eval(), meta
 
 
-def load_weights(model: GPT, weights: dict, path) -> None:
-    """Load all weights or none; `path` names them in the error where keys or shapes differ."""
+def check_keys(model: GPT, weights: dict, path) -> None:
+    """Refuse weights, called `path` in the error, whose names or shapes are not the model's."""
     own = {k: tuple(v.shape) for k, v in model.state_dict().items()}
     stored = {k: tuple(v.shape) for k, v in weights.items()}
     wrong = [k for k in {**own, **stored} if own.get(k) != stored.get(k)]
@@ -130,4 +136,3 @@ def load_weights(model: GPT, weights: dict, path) -> None:
         raise InputError(
             f"{path} is a checkpoint of another architecture; {len(wrong)} keys differ ({shown})"
         )
-    model.load_state_dict(weights)

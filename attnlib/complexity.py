@@ -14,11 +14,17 @@ MIN_FIT = 5  # eigenvalues that a fit of two parameters needs before its quality
 def _as_spectra(eigenvalues) -> xr.DataArray:
     """Spectra with `mode` last, checked: not negative, finite, descending, not all zero."""
     if not isinstance(eigenvalues, xr.DataArray):
-        values = np.asarray(eigenvalues, dtype=np.float64)
+        values = np.atleast_1d(np.asarray(eigenvalues, dtype=np.float64))
         dims = (*(f"dim_{i}" for i in range(values.ndim - 1)), MODE)
         eigenvalues = xr.DataArray(values, dims=dims)
-    if MODE not in eigenvalues.dims:
-        raise InputError(f"eigenvalues have a dimension '{MODE}', not only {eigenvalues.dims}")
+    if MODE not in eigenvalues.dims or not eigenvalues.size:
+        raise InputError(f"eigenvalues have a dimension '{MODE}' and some values")
+    in_all = eigenvalues.attrs.get("modes_in_all", 0)
+    if in_all > eigenvalues.sizes[MODE]:
+        raise InputError(
+            f"these are the first {eigenvalues.sizes[MODE]} of {in_all} eigenvalues: take all of "
+            "them, spectrum(scale_gram(fields, scales))"
+        )
     eigenvalues = eigenvalues.transpose(..., MODE)
     values = eigenvalues.values
     if not np.isfinite(values).all() or (values < 0).any():
@@ -37,6 +43,12 @@ def _line(x: np.ndarray, y: np.ndarray, use: np.ndarray) -> tuple[np.ndarray, np
         dy = np.where(use, y - y.sum(-1, keepdims=True) / n, 0.0)
         slope = (dx * dy).sum(-1) / (dx * dx).sum(-1)
     return slope, np.square(dy - slope[..., None] * dx).sum(-1)
+
+
+def participation_ratio(values: np.ndarray) -> np.ndarray:
+    """(sum lambda)^2 / sum lambda^2 along the last axis; NaN for a spectrum of zeros."""
+    with np.errstate(invalid="ignore"):
+        return values.sum(-1) ** 2 / np.square(values).sum(-1)
 
 
 def spectral_concentration(
@@ -67,8 +79,8 @@ def spectral_concentration(
             AIC of the exponential less that of the power law: positive where the power law fits
             better (both have two parameters).
         ``fit_ok``
-            R^2 >= `min_r_squared` and ``delta_aic > 0``. White noise, whose R^2 is 0.87 to 0.92,
-            fails.
+            R^2 >= `min_r_squared` and ``delta_aic > 0``: the power law is not rejected, which is
+            not to say that it holds. White noise, whose R^2 is about 0.9, is rejected.
         ``participation_ratio``
             (sum lambda)^2 / sum lambda^2: a rank that needs no fit.
         ``entropy_rank``
@@ -82,8 +94,11 @@ def spectral_concentration(
 
     spectra = _as_spectra(eigenvalues)
     values = spectra.values
-    if not 1 <= first < n_fit:
-        raise InputError(f"the fit takes modes first to n_fit, 1 <= first < n_fit, not {first}..")
+    if first < 1 or n_fit < first + MIN_FIT - 1:
+        raise InputError(
+            f"the fit takes modes first to n_fit, at least {MIN_FIT} of them, not {first} to "
+            f"{n_fit}"
+        )
     some = values[..., first - 1 : n_fit]
     k = np.arange(first, first + some.shape[-1], dtype=np.float64)
     use = some > 1e-12 * values.max(-1, keepdims=True)
@@ -100,7 +115,7 @@ def spectral_concentration(
         beta = -power_slope
         t_spec = 1 / beta
         total = values.sum(-1)
-        participation = total**2 / np.square(values).sum(-1)
+        participation = participation_ratio(values)
         entropy_rank = np.exp(entropy(values, axis=-1))
 
     def only(quantity):
@@ -117,7 +132,7 @@ def spectral_concentration(
         "exponential_r_squared": only(exp_r_squared),
         "delta_aic": only(delta_aic),
         "fit_ok": enough & (only(r_squared) >= min_r_squared) & (only(delta_aic) > 0),
-        "participation_ratio": np.where(total > 0, participation, np.nan),
+        "participation_ratio": participation,
         "entropy_rank": np.where(total > 0, entropy_rank, np.nan),
     }
     return xr.Dataset({name: (dims, value) for name, value in results.items()}, coords)

@@ -133,7 +133,9 @@ def load_text(name_or_path: str | Path) -> str:
         path = Path(name_or_path)
         if not path.is_file():
             known = ", ".join(CORPORA)
-            raise InputError(f"'{name}' is neither a known corpus ({known}) nor a text file")
+            raise InputError(
+                f"'{name}' is neither a known corpus ({known}) nor a text file in {Path.cwd()}"
+            )
     try:
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
@@ -260,8 +262,11 @@ def windows(tokens: torch.Tensor, n: int, length: int, seed: int = 0) -> torch.T
     InputError
         The text is too short for `n` disjoint windows.
     """
-    if n < 1 or length < 2:
-        raise InputError(f"windows need n >= 1 and length >= 2, not n={n}, length={length}")
+    if n < 1 or length < 2 or seed < 0:
+        raise InputError(
+            f"windows need n >= 1, length >= 2 and seed >= 0, not n={n}, length={length}, "
+            f"seed={seed}"
+        )
     cells = len(tokens) // length
     if cells < n:
         raise InputError(
@@ -280,6 +285,20 @@ def batches(
     """Endless training batches; batch `k` depends on `seed` and `k` alone.
 
     A run that resumes at step `start` therefore sees the very data of an unbroken one.
+
+    Parameters
+    ----------
+    tokens : torch.Tensor
+        Token ids of the training part, ``(n_tokens,)``.
+    batch_size, length : int
+        Windows a batch, tokens a window.
+    seed, start : int
+        Which stream, and the number of its first batch.
+
+    Raises
+    ------
+    InputError
+        A text shorter than one window.
 
     Yields
     ------

@@ -7,31 +7,26 @@ import math
 import torch
 import torch.nn.functional as F
 
+from .device import autocast
 from .errors import InputError
 
 
-def autocast(device: torch.device, precision: str):
-    """Autocast to bfloat16, or not: ``"auto"`` does so on a GPU alone."""
-    wide = precision == "float32" or (precision == "auto" and device.type != "cuda")
-    return torch.autocast(device.type, torch.bfloat16, enabled=not wide)
-
-
-def window_losses(
+def position_losses(
     model, tokens: torch.Tensor, *, batch_size: int = 32, precision: str = "auto"
 ) -> torch.Tensor:
-    """Mean cross-entropy of each window, for paired comparisons of models.
+    """Cross-entropy of every next token of whole windows.
 
     Parameters
     ----------
     model : GPT
         Evaluated in evaluation mode, on its own device, and put back as it was.
     tokens : torch.Tensor
-        ``(n, T + 1)`` windows; each scores its last T tokens.
+        ``(n, T + 1)`` windows.
 
     Returns
     -------
     torch.Tensor
-        ``(n,)`` float64 on the CPU, nats per token.
+        ``(n, T)`` float64 on the CPU, nats: column `i` scores token `i + 1`.
     """
     device = next(model.parameters()).device
     was_training, losses = model.training, []
@@ -41,9 +36,20 @@ def window_losses(
             block = block.to(device)
             logits = model(block[:, :-1])[0].float()  # (B, T, vocab)
             nats = F.cross_entropy(logits.transpose(1, 2), block[:, 1:], reduction="none")
-            losses.append(nats.mean(1).cpu())
+            losses.append(nats.cpu())
     model.train(was_training)
     return torch.cat(losses).double()
+
+
+def window_losses(model, tokens: torch.Tensor, **options) -> torch.Tensor:
+    """Mean cross-entropy of each window, ``(n,)``, for paired comparisons of models.
+
+    Parameters
+    ----------
+    model, tokens, options
+        As in :func:`position_losses`, whose mean over positions this is.
+    """
+    return position_losses(model, tokens, **options).mean(1)
 
 
 def prefix_losses(
@@ -51,12 +57,13 @@ def prefix_losses(
 ) -> torch.Tensor:
     """Cross-entropy of one next token after prefixes alone, as in decoding.
 
-    A model whose earlier outputs depend on later tokens can be better on windows than it is here.
+    Of a causal model it is column `length - 1` of :func:`position_losses`. A model whose earlier
+    outputs depend on later tokens can be better there than it is here.
 
     Parameters
     ----------
     model, tokens
-        As in :func:`window_losses`.
+        As in :func:`position_losses`.
     lengths : sequence of int
         Prefix lengths, 1 to T.
 
@@ -112,15 +119,56 @@ def evaluate(
     }
 
 
+def look_ahead(model, tokens: torch.Tensor) -> float:
+    """Largest change of an earlier logit when the last token of a window changes.
+
+    Parameters
+    ----------
+    model : GPT
+    tokens : torch.Tensor
+        ``(n, T)`` windows.
+
+    Returns
+    -------
+    float
+        Exactly 0 for a causal model.
+    """
+    device = next(model.parameters()).device
+    tokens = tokens.to(device)
+    changed = tokens.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % model.config.vocab_size
+    with torch.no_grad():
+        before, after = (model(t)[0][:, :-1] for t in (tokens, changed))
+    return float((before - after).abs().max())
+
+
+def paired_difference(losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean difference to the first model on the same windows, and its standard error.
+
+    Parameters
+    ----------
+    losses : torch.Tensor
+        ``(model, window, ...)``
+
+    Returns
+    -------
+    mean, se : torch.Tensor
+        ``(model, ...)``; the standard error is over windows.
+    """
+    difference = losses - losses[:1]
+    return difference.mean(1), difference.std(1) / math.sqrt(losses.shape[1])
+
+
 def ngram_loss(
     training: torch.Tensor, tokens: torch.Tensor, vocab_size: int, order: int = 2
 ) -> float:
-    """Cross-entropy of a character model that a neural one has to beat, add-one smoothed.
+    """Cross-entropy of counting, which a trained model has to beat; add-one smoothed.
 
     Parameters
     ----------
     training, tokens : torch.Tensor
         Token ids ``(n,)`` to count in, and to score.
+    vocab_size : int
     order : {1, 2}
         Unigrams, or bigrams.
 
@@ -128,13 +176,24 @@ def ngram_loss(
     -------
     float
         Nats per token.
+
+    Raises
+    ------
+    InputError
+        Another order.
     """
-    if order == 1:
-        counts = torch.bincount(training, minlength=vocab_size).double() + 1
-        return float(-(counts / counts.sum()).log()[tokens].mean())
-    if order != 2:
+    if order not in (1, 2):
         raise InputError(f"order is 1 or 2, not {order}")
-    pairs = training[:-1] * vocab_size + training[1:]
-    counts = torch.bincount(pairs, minlength=vocab_size**2).view(vocab_size, -1).double() + 1
-    log_p = (counts / counts.sum(1, keepdim=True)).log()
-    return float(-log_p[tokens[:-1], tokens[1:]].mean())
+    count = torch.bincount(training, minlength=vocab_size)
+    if order == 1:
+        p = (count[tokens] + 1).double() / (len(training) + vocab_size)
+        return float(-p.log().mean())
+    # Only pairs that occur are counted: the table of all pairs of 50,257 tokens takes 20 GB.
+    seen, times = torch.unique(
+        training[:-1] * vocab_size + training[1:], return_counts=True
+    )  # sorted
+    wanted = tokens[:-1] * vocab_size + tokens[1:]
+    at = torch.searchsorted(seen, wanted).clamp(max=len(seen) - 1)
+    pair = torch.where(seen[at] == wanted, times[at], 0)
+    first = torch.bincount(training[:-1], minlength=vocab_size)[tokens[:-1]]
+    return float(-((pair + 1).double() / (first + vocab_size)).log().mean())

@@ -1,21 +1,18 @@
-"""Attention fields: attention matrices over an ensemble of document windows."""
+"""Attention fields of a model: attention matrices over an ensemble of document windows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 import xarray as xr
 
-from .checkpoints import pick_device
+from .device import pick_device
+from .ensemble import check_finite
 from .errors import InputError
 
-CONVENTIONS = ("causal", "published", "signed")
 BLOCK_BYTES = 256 * 2**20
-
-
-# ------------------------------------------------------------------ from a model
 
 
 def _check_tokens(tokens: torch.Tensor, context: int | None) -> None:
@@ -145,7 +142,7 @@ def iter_fields(
     Yields
     ------
     (layer, documents, weights)
-        `layer` counts from 0; `weights` is ``(n, T, T)`` or ``(n, H, T, T)``, float32, on the
+        `layer` counts from 1; `weights` is ``(n, T, T)`` or ``(n, H, T, T)``, float32, on the
         device that the model ran on.
 
     Raises
@@ -179,8 +176,8 @@ def iter_fields(
 
             with torch.no_grad():
                 reader.run(tokens[documents].to(where), mask, keep)
-            for layer, weights in enumerate(layers):
-                _check_finite(weights, layer + 1, first=documents.start)
+            for layer, weights in enumerate(layers, start=1):
+                check_finite(weights, layer, first=documents.start)
                 yield layer, documents, weights
     finally:
         model.train(was_training)
@@ -229,189 +226,12 @@ def attention_fields(
         for layer, documents, weights in stream:
             weights = weights.cpu().numpy()
             if kept:
-                values[layer][:, documents] = weights.swapaxes(0, 1)
+                values[layer - 1][:, documents] = weights.swapaxes(0, 1)
             else:
-                values[layer][documents] = weights
+                values[layer - 1][documents] = weights
             bar.update(len(weights))
     dims = ("layer", *(("head",) if kept else ()), "snapshot", "query", "key")
     coords = {"layer": np.arange(1, reader.n_layer + 1)}
     if kept:
         coords["head"] = np.arange(1, reader.n_head + 1)
     return xr.DataArray(values, coords, dims, name="attention", attrs={"heads": heads})
-
-
-# ------------------------------------------------------------------ as an ensemble
-
-
-def _check_finite(values: torch.Tensor, label, first: int = 0) -> None:
-    finite = torch.stack([torch.isfinite(one).all() for one in values])
-    if not bool(finite.all()):
-        snapshot = first + int((~finite).nonzero()[0, 0])
-        raise InputError(
-            f"layer {label}, snapshot {snapshot} holds a value that is not finite: leave that "
-            "document out, or look for the overflow in the model"
-        )
-
-
-def each_field(
-    fields: xr.DataArray | torch.Tensor, device: str | None = None
-) -> Iterator[torch.Tensor]:
-    """Ensembles ``(N, T, T)`` of a field array, one (layer[, head]) at a time, checked.
-
-    A tensor stays on its device unless `device` names another; a DataArray is read from main
-    memory onto `device` (default: the CPU).
-    """
-    if isinstance(fields, xr.DataArray):
-        fields = ordered(fields)
-        values, labels = fields.values, list(np.atleast_1d(fields.coords.get("layer", [1])))
-    else:
-        values, labels = fields, list(range(1, 1 + (len(fields) if fields.dim() > 3 else 1)))
-    n, t, t_key = values.shape[-3:]
-    if t != t_key or t < 2:
-        raise InputError(f"fields are square, query x key; these are {t} x {t_key}")
-    if n < 3:
-        raise InputError(f"{n} snapshot(s): an ensemble needs at least 3")
-    lead = values.shape[:-3]
-    for index in np.ndindex(lead):
-        one = values[index]
-        if isinstance(one, np.ndarray):
-            one = torch.from_numpy(np.require(one, requirements=["C", "W"]))
-        if device is not None:
-            one = one.to(pick_device(device))
-        _check_finite(one, labels[index[0]] if index else labels[0])
-        yield one
-
-
-def ordered(fields: xr.DataArray) -> xr.DataArray:
-    """The same fields with dimensions (..., snapshot, query, key), whatever their layout."""
-    if not {"snapshot", "query", "key"} <= set(fields.dims):
-        raise InputError(f"fields have the dimensions snapshot, query, key, not {fields.dims}")
-    return fields.transpose(..., "snapshot", "query", "key")
-
-
-def ensemble_size(fields: xr.DataArray | torch.Tensor) -> tuple[int, int]:
-    """Snapshots N and tokens T of a field array."""
-    if isinstance(fields, xr.DataArray):
-        fields = ordered(fields)
-    return fields.shape[-3], fields.shape[-1]
-
-
-def map_fields(
-    fields: xr.DataArray | torch.Tensor, function: Callable, device: str | None = None
-) -> tuple[list, tuple[str, ...], dict]:
-    """Apply `function` to each ensemble; returns results, leading dims and their coordinates."""
-    if isinstance(fields, xr.DataArray):
-        fields = ordered(fields)
-    results = [function(one) for one in each_field(fields, device)]
-    if isinstance(fields, xr.DataArray):
-        dims = fields.dims[:-3]
-        coords = {d: fields.coords[d].values for d in dims if d in fields.coords}
-    else:
-        names = {0: (), 1: ("layer",), 2: ("layer", "head")}
-        dims = names[fields.dim() - 3]
-        coords = {d: np.arange(1, n + 1) for d, n in zip(dims, fields.shape, strict=False)}
-    return results, dims, coords
-
-
-def stack_leading(results: list, lead_shape: tuple[int, ...]) -> np.ndarray:
-    """Stack per-ensemble arrays into ``lead_shape + array.shape``, in NumPy."""
-    arrays = [r.cpu().numpy() if isinstance(r, torch.Tensor) else np.asarray(r) for r in results]
-    return np.stack(arrays).reshape(*lead_shape, *arrays[0].shape)
-
-
-def fluctuation(fields: xr.DataArray) -> xr.DataArray:
-    """Fluctuating part of the field, u_s = A_s - mean over s (the Reynolds decomposition).
-
-    Parameters
-    ----------
-    fields : xarray.DataArray
-        With dimensions snapshot, query, key, at least 3 snapshots, all finite.
-
-    Returns
-    -------
-    xarray.DataArray
-        ``(..., snapshot, query, key)``; its mean over snapshots is zero.
-
-    References
-    ----------
-    Zeris 2026: A_s = Abar + u_s.
-    """
-    fields = ordered(fields)
-    for _ in each_field(fields):
-        pass
-    return (fields - fields.mean("snapshot")).rename("fluctuation")
-
-
-def check_convention(fields: torch.Tensor, convention: str) -> None:
-    """Refuse an unknown convention, and the causal one for fields that look ahead."""
-    if convention not in CONVENTIONS:
-        raise InputError(f"convention is one of {CONVENTIONS}, not {convention!r}")
-    if convention == "causal":
-        ahead = total = 0.0
-        for part in fields.split(16):  # a few documents at a time: no copy of the whole
-            size = part.abs()
-            total += float(size.sum(dtype=torch.float64))
-            ahead += float(size.triu(1).sum(dtype=torch.float64))
-        if ahead > 1e-6 * total:
-            raise InputError(
-                "these fields have weight on keys after the query (a bidirectional model?), which "
-                "convention='causal' would drop: use convention='signed'"
-            )
-
-
-def lag_rows(fields: torch.Tensor, convention: str = "causal") -> tuple[torch.Tensor, np.ndarray]:
-    """Rows of a field as functions of the lag.
-
-    Parameters
-    ----------
-    fields : torch.Tensor
-        ``(N, T, T)``, query before key.
-    convention : {"causal", "published", "signed"}
-        ``"causal"``: lag = query - key, from 0 to T - 1; zero past the first key.
-        ``"published"``: lag = key - query, from 0 to T - 1, the last key repeated past the end, as
-        in the public code of the paper. Under a causal mask this leaves the diagonal and a
-        constant last row.
-        ``"signed"``: lag = query - key from -(T - 1) to T - 1, zero outside; for bidirectional
-        models.
-
-    Returns
-    -------
-    rows : torch.Tensor
-        ``(N, T, L)``.
-    lag : numpy.ndarray
-        ``(L,)``
-    """
-    t = fields.shape[-1]
-    lag = np.arange(-(t - 1), t) if convention == "signed" else np.arange(t)
-    query = torch.arange(t, device=fields.device)[:, None]
-    shift = torch.from_numpy(lag).to(fields.device)[None, :]
-    key = query + shift if convention == "published" else query - shift  # (T, L)
-    inside = (key >= 0) & (key < t)
-    if convention == "published":
-        inside = torch.ones_like(inside)
-    index = key.clamp(0, t - 1).expand(len(fields), -1, -1)
-    return fields.gather(2, index) * inside, lag
-
-
-def lag_mean(field: xr.DataArray) -> xr.DataArray:
-    """Mean along each diagonal: a field (..., query, key) as a function of the lag query - key.
-
-    Parameters
-    ----------
-    field : xarray.DataArray
-        ``(..., query, key)``, causal.
-
-    Returns
-    -------
-    xarray.DataArray
-        ``(..., lag)``, lag from 0 to T - 1; lag tau averages T - tau entries.
-    """
-    t = field.sizes["key"]
-    ordered = field.transpose(..., "query", "key")
-    flat = torch.from_numpy(np.ascontiguousarray(ordered.values)).reshape(-1, t, t)
-    rows, lag = lag_rows(flat)
-    mean = rows.double().sum(1) / torch.arange(t, 0, -1)  # (..., L)
-    dims = ordered.dims[:-2]
-    coords = {c: v for c, v in field.coords.items() if set(v.dims) <= set(dims)}
-    shape = (*ordered.shape[:-2], t)
-    return xr.DataArray(mean.reshape(shape).numpy(), {**coords, "lag": lag}, (*dims, "lag"))

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 import xarray as xr
 
+from .ensemble import check_convention, ensemble_size, map_fields, stack_leading
 from .errors import InputError
-from .fields import check_convention, ensemble_size, map_fields, stack_leading
 from .wavelet import OMEGA0, scale_to_period
 
 CENTERS = ("period", "scale", "zero")
+GRAM_ONLY = ("rounding", "snapshot", "snapshot_")  # coordinates that results leave behind
 BLOCK_BYTES = 16 * 2**20
 
 
@@ -80,26 +81,27 @@ def all_lags(t: int, convention: str) -> np.ndarray:
 
 
 def _each_lag_gram(field: torch.Tensor, convention: str):
-    """Stream G(lag) some lags at a time: ``(index of lags, u (lag, N, T), G (lag, N, N))``.
+    """Stream G(lag) some lags at a time: ``(lags, energy, u (lag, N, T), G (lag, N, N))``.
 
-    `u` is the fluctuation along the diagonal of each lag, float64, zero past its end. (No row is
-    repeated past its end here, in any convention: neither does the published POD.) Both arrays
-    are buffers of at most 16 MiB, or one lag, which the next step overwrites.
+    `lags` are indices, `energy` (lag,) is the mean over snapshots of the sum of squares of the
+    field itself. `u` is the fluctuation along the diagonal of each lag, float64, zero past its
+    end. (No row is repeated past its end here, in any convention: neither does the published
+    POD.) Both arrays are buffers of at most 16 MiB, or one lag, which the next step overwrites.
     """
     n, t, _ = field.shape
     lags = all_lags(t, convention)
-    wide = torch.float64 if field.device.type != "mps" else torch.float32
     at_once = max(1, min(len(lags), BLOCK_BYTES // (8 * n * max(n, t))))
-    u = torch.empty(at_once, n, t, dtype=wide, device=field.device)
-    gram = torch.empty(at_once, n, n, dtype=wide, device=field.device)
+    u = torch.empty(at_once, n, t, dtype=torch.float64, device=field.device)
+    gram = torch.empty(at_once, n, n, dtype=torch.float64, device=field.device)
     for start in range(0, len(lags), at_once):
         index = np.arange(start, min(start + at_once, len(lags)))
         some, out = u[: len(index)].zero_(), gram[: len(index)]
         for one, lag in zip(some, lags[index], strict=True):
             offset = int(lag) if convention == "published" else -int(lag)
             one[:, : t - abs(int(lag))] = field.diagonal(offset, 1, 2)
+        energy = some.flatten(1).square().sum(1) / n
         some -= some.mean(1, keepdim=True)
-        yield index, some, torch.bmm(some, some.mT, out=out)
+        yield index, energy, some, torch.bmm(some, some.mT, out=out)
 
 
 def lag_gram(fields, *, convention: str = "causal", device: str | None = None) -> xr.DataArray:
@@ -118,19 +120,23 @@ def lag_gram(fields, *, convention: str = "causal", device: str | None = None) -
     -------
     xarray.DataArray
         ``(layer, [head,] lag, snapshot, snapshot_)``, float64: 8 L T N^2 bytes. Where that is too
-        much, :func:`scale_gram` sums over lags as it goes.
+        much, :func:`scale_gram` sums over lags as it goes. The coordinate `rounding` bounds the
+        eigenvalues of G / N that rounding of the fields alone can make.
     """
 
     def one(field):
         check_convention(field, convention)
-        return torch.cat([gram.cpu().clone() for _, _, gram in _each_lag_gram(field, convention)])
+        parts = [(g.cpu().clone(), e) for _, e, _, g in _each_lag_gram(field, convention)]
+        grams, energies = zip(*parts, strict=True)
+        return torch.cat(grams), _rounding(field, torch.cat(energies))
 
     results, dims, coords = map_fields(fields, one, device)
-    values = stack_leading(results, tuple(len(coords[d]) for d in dims))
+    lead = tuple(len(coords[d]) for d in dims)
     lags = all_lags(ensemble_size(fields)[1], convention)
+    rounding = stack_leading([r[1] for r in results], lead)
     return xr.DataArray(
-        values,
-        {**coords, "lag": lags},
+        stack_leading([r[0] for r in results], lead),
+        {**coords, "lag": lags, "rounding": ((*dims, "lag"), rounding)},
         (*dims, "lag", "snapshot", "snapshot_"),
         name="gram",
         attrs={"convention": convention},
@@ -140,6 +146,8 @@ def lag_gram(fields, *, convention: str = "causal", device: str | None = None) -
 def scale_coords(scales, omega0) -> dict:
     """The coordinate `scale` and with it `period`."""
     scales = np.atleast_1d(np.asarray(scales, dtype=np.float64))
+    if scales.ndim != 1 or len(np.unique(scales)) != len(scales) or not len(scales):
+        raise InputError("scales are one or more different numbers")
     return {"scale": scales, "period": ("scale", scale_to_period(scales, omega0))}
 
 
@@ -167,40 +175,74 @@ def scale_gram(
     Returns
     -------
     xarray.DataArray
-        ``(layer, [head,] scale, snapshot, snapshot_)``, float64. The paper's C is G_a / N.
+        ``(layer, [head,] scale, snapshot, snapshot_)``, float64, with the coordinate `rounding`
+        as in :func:`lag_gram`. The paper's C is G_a / N.
     """
     coords = scale_coords(scales, omega0)
     attrs = {"width": width, "center": center, "omega0": omega0}
     if isinstance(fields_or_gram, xr.DataArray) and "lag" in fields_or_gram.dims:
         gram = fields_or_gram
         weights = lag_window(gram["lag"].values, coords["scale"], width, center, omega0) ** 2
-        summed = xr.DataArray(weights, coords, ("scale", "lag")).dot(gram, dim="lag")
+        weights = xr.DataArray(weights, coords, ("scale", "lag"))
+        summed = weights.dot(gram.drop_vars("rounding"), dim="lag")
         dims = [d for d in gram.dims if d not in ("lag", "snapshot", "snapshot_")]
         summed = summed.transpose(*dims, "scale", "snapshot", "snapshot_").rename("gram")
+        rounding = weights.dot(gram["rounding"].drop_vars("rounding"), dim="lag")
+        summed = summed.assign_coords(rounding=rounding.transpose(*dims, "scale"))
         return summed.assign_attrs(attrs, convention=gram.attrs["convention"])
     _, t = ensemble_size(fields_or_gram)
     windows = lag_window(all_lags(t, convention), coords["scale"], width, center, omega0)
     results, dims, lead = map_fields(
-        fields_or_gram, lambda field: gram_and_sums(field, windows, convention)[0], device
+        fields_or_gram, lambda field: gram_and_sums(field, windows, convention), device
     )
+    return label_gram(results, dims, lead, coords, {**attrs, "convention": convention})
+
+
+def check_gram(gram) -> xr.DataArray:
+    """A Gram ``(..., snapshot, snapshot_)``: finite, symmetric, of at least 3 snapshots."""
+    if not isinstance(gram, xr.DataArray) or gram.dims[-2:] != ("snapshot", "snapshot_"):
+        raise InputError("a Gram is a DataArray (..., snapshot, snapshot_) from scale_gram")
+    if gram.sizes["snapshot"] < 3:
+        raise InputError("an ensemble needs at least 3 snapshots")
+    values = gram.values
+    if not np.isfinite(values).all():
+        raise InputError("the Gram holds a value that is not finite: look at the fields")
+    if not np.allclose(values, values.swapaxes(-1, -2), rtol=1e-6, atol=1e-12 * abs(values).max()):
+        raise InputError("the Gram is not symmetric")
+    return gram
+
+
+def label_gram(results: list, dims, lead: dict, coords: dict, attrs: dict) -> xr.DataArray:
+    """The Grams of :func:`gram_and_sums`, one a layer, as a DataArray."""
+    shape = tuple(len(lead[d]) for d in dims)
+    rounding = stack_leading([r[1] for r in results], shape)
     return xr.DataArray(
-        stack_leading(results, tuple(len(lead[d]) for d in dims)),
-        {**lead, **coords},
+        stack_leading([r[0] for r in results], shape),
+        {**lead, **coords, "rounding": ((*dims, "scale"), rounding)},
         (*dims, "scale", "snapshot", "snapshot_"),
         name="gram",
-        attrs={**attrs, "convention": convention},
+        attrs=attrs,
     )
 
 
-def gram_and_sums(field, windows, convention) -> tuple[torch.Tensor, torch.Tensor]:
-    """G_a ``(S, N, N)``, and the sum of u_s along the diagonal of each lag, ``(N, L)``."""
+def _rounding(field: torch.Tensor, energy: torch.Tensor) -> torch.Tensor:
+    """Bound on eigenvalues of G / N that come from rounding the field to its own precision.
+
+    Rounding adds to each entry an error of at most eps / 2 of its size; all its energy, taken
+    four times for safety, is eps^2 times that of the field.
+    """
+    return torch.finfo(field.dtype).eps ** 2 * energy
+
+
+def gram_and_sums(field, windows, convention) -> tuple[torch.Tensor, ...]:
+    """G_a ``(S, N, N)``, its rounding ``(S,)``, and the sum of u_s along each lag, ``(N, L)``."""
     check_convention(field, convention)
     n = len(field)
-    total, sums = None, []
-    for index, u, gram in _each_lag_gram(field, convention):
+    total = torch.zeros(len(windows), n * n, dtype=torch.float64, device=field.device)
+    rounding, sums = torch.zeros(len(windows)).to(total), []
+    for index, energy, u, gram in _each_lag_gram(field, convention):
         weights = torch.from_numpy(windows[:, index] ** 2).to(u)  # (S, lag)
-        if total is None:
-            total = u.new_zeros(len(windows), n * n)
         total.addmm_(weights, gram.flatten(1))  # (S, lag) (lag, N N)
+        rounding += weights @ _rounding(field, energy)
         sums.append(u.sum(-1))
-    return total.view(-1, n, n), torch.cat(sums).T
+    return total.view(-1, n, n), rounding, torch.cat(sums).T

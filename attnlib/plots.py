@@ -31,6 +31,15 @@ def use_style() -> None:
     )
 
 
+PERIOD_TICKS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
+
+
+def _period_axis(axis, which: str, periods) -> None:
+    """A logarithmic axis of periods, with ticks within their range."""
+    low, high = float(np.min(periods)), float(np.max(periods))
+    _token_axis(axis, which, [t for t in PERIOD_TICKS if low <= t <= high])
+
+
 def layer_colors(n: int) -> np.ndarray:
     """One colour a layer, dark to light with depth."""
     return plt.get_cmap("viridis")(np.linspace(0, 0.88, n))
@@ -92,7 +101,7 @@ def loss_curves(history: xr.Dataset, yardsticks: dict[str, float]):
     axis.plot([], [], color="0.4", lw=1, ls=":", label="training")
     for (name, value), style in zip(yardsticks.items(), ("--", "-."), strict=False):
         axis.axhline(value, color="0.5", lw=1, ls=style, label=f"{name} ({value:.2f})")
-    axis.set(xlabel="optimizer step", ylabel="loss (nats per character)", xlim=(0, None))
+    axis.set(xlabel="optimizer step", ylabel="loss (nats per token)", xlim=(0, None))
     axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
@@ -100,22 +109,33 @@ def loss_curves(history: xr.Dataset, yardsticks: dict[str, float]):
 def loss_by_prefix(losses: xr.Dataset):
     """Loss of the next token by prefix length, and its paired difference to the first model.
 
-    `losses`: ``loss``, ``difference``, ``difference_se`` on (model, prefix).
+    `losses` on (model, prefix): ``prefix_loss``, and ``difference`` with ``difference_se`` after
+    prefixes alone (``prefix_...``) and inside whole windows (``window_...``).
     """
-    figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.3))
-    for color, name in zip(MODEL_COLORS, losses["model"].values, strict=False):
+    figure, axes = plt.subplots(1, 2, figsize=(8.6, 3.3))
+    names = losses["model"].values
+    for i, (color, name) in enumerate(zip(MODEL_COLORS, names, strict=False)):
         one = losses.sel(model=name)
-        axes[0].plot(one["prefix"], one["loss"], color=color, marker="o", ms=3, label=name)
-        axes[1].errorbar(
-            one["prefix"], one["difference"], 1.96 * one["difference_se"], color=color,
-            marker="o", ms=3, capsize=2,
-        )  # fmt: skip
+        axes[0].plot(one["prefix"], one["prefix_loss"], color=color, marker="o", ms=3, label=name)
+        for kind, style, where in (
+            ("prefix", "-", "after prefixes"),
+            ("window", ":", "in windows"),
+        ):
+            if i > 0:
+                axes[1].errorbar(
+                    one["prefix"], one[f"{kind}_difference"],
+                    1.96 * one[f"{kind}_difference_se"], color=color, ls=style, marker="o", ms=3,
+                    capsize=2, label=f"{name}, {where}",
+                )  # fmt: skip
     for axis in axes:
         _token_axis(axis, "x", None)
         axis.set_xlabel("prefix length (tokens)")
+    axes[1].axhline(0, color="0.6", lw=1)
     axes[0].set_ylabel("loss of the next token (nats)")
-    axes[1].set_ylabel(f"difference to {losses['model'].values[0]} (nats)")
+    axes[1].set_ylabel(f"difference to {names[0]} (nats)")
     axes[0].legend()
+    if len(names) > 1:
+        axes[1].legend()
     return figure
 
 
@@ -208,7 +228,7 @@ def scalogram_panels(power: xr.DataArray, label: str = "power / red noise"):
             power["lag"], power["period"], one, cmap=DIVERGING, vmin=-span, vmax=span,
             shading="nearest", rasterized=True,
         )  # fmt: skip
-        _token_axis(axis, "y", [4, 8, 16, 32, 64])
+        _period_axis(axis, "y", power["period"])
         axis.set_ylim(float(power["period"].min()), float(power["period"].max()))
         axis.set_facecolor("0.9")
         axis.set_title(f"layer {layer}")
@@ -233,23 +253,24 @@ def scale_spectra(panels: dict[str, tuple[xr.DataArray, xr.Dataset | None]], yla
                 low, high = interval["low"].sel(layer=layer), interval["high"].sel(layer=layer)
                 axis.fill_between(one["period"], low, high, color=color, alpha=0.2, lw=0)
         axis.set(xlabel="period (tokens)", title=title, yscale="log")
-        _token_axis(axis, "x", [4, 8, 16, 32, 64])
+        _period_axis(axis, "x", power["period"])
     axes[0, 0].set_ylabel(ylabel)
     axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 
-def dominant_by_layer(dominant: dict[str, xr.Dataset]):
-    """Dominant periods of each layer; the size of a dot is its excess over the background."""
-    figure, axis = plt.subplots(figsize=(6.4, 3.2))
-    shift = np.linspace(-0.15, 0.15, len(dominant)) if len(dominant) > 1 else [0.0]
+def dominant_by_layer(dominant: dict[str, xr.Dataset], periods):
+    """Dominant periods of each layer, a colour a model; the axis spans the grid of periods."""
+    figure, axis = plt.subplots(figsize=(6.4, 3.0))
+    shift = np.linspace(-0.2, 0.2, len(dominant)) if len(dominant) > 1 else [0.0]
     for color, offset, (name, one) in zip(MODEL_COLORS, shift, dominant.items(), strict=False):
         layer = one["layer"].broadcast_like(one["dominant"])
-        size = 40 * one["excess"].clip(max=6).fillna(0)
-        axis.scatter(layer + offset, one["dominant_period"], s=size, color=color, label=name)
-    _token_axis(axis, "y", [4, 8, 16, 32, 64])
+        axis.scatter(layer + offset, one["dominant_period"], s=45, color=color, label=name)
+    _period_axis(axis, "y", periods)
+    axis.set_ylim(float(np.min(periods)), float(np.max(periods)))
     axis.set(xlabel="layer", ylabel="dominant period (tokens)")
-    axis.set_xticks(next(iter(dominant.values()))["layer"].values)
+    layers = next(iter(dominant.values()))["layer"].values
+    axis.set(xticks=layers, xlim=(layers[0] - 0.5, layers[-1] + 0.5))
     axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
@@ -292,7 +313,7 @@ def mode_profiles(profiles: xr.DataArray, max_lag: int | None = None):
     return figure
 
 
-def eigenvalue_spectra(eigenvalues: xr.DataArray, *, max_mode: int | None = None):
+def eigenvalue_spectra(eigenvalues: xr.DataArray):
     """Share of the variance by mode, log-log, a panel a scale, a curve a layer."""
     share = eigenvalues / eigenvalues.sum("mode")
     scales = eigenvalues["scale"].values
@@ -306,8 +327,6 @@ def eigenvalue_spectra(eigenvalues: xr.DataArray, *, max_mode: int | None = None
         title = f"period {float(share['period'].sel(scale=scale)):.1f}"
         axis.set(title=title if np.isfinite(scale) else "no filter")
         axis.set_ylim(1e-4, 1)
-        if max_mode:
-            axis.set_xlim(1, max_mode)
     _edge_labels(axes, "mode", "share of the variance", len(scales))
     axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
@@ -344,7 +363,7 @@ def estimates_by_layer(panels: dict[str, xr.Dataset], ylabel: str):
         for color, offset, name in zip(MODEL_COLORS, shift, names, strict=False):
             some = one.sel(model=name)
             middle = some["estimate"].values
-            bars = np.stack([middle - some["low"], some["high"] - middle])
+            bars = np.stack([middle - some["low"], some["high"] - middle]).clip(min=0)
             axis.errorbar(
                 some["layer"] + offset, middle, bars, color=color, marker="o", ms=4, lw=0,
                 elinewidth=1.4, capsize=2.5, label=str(name),

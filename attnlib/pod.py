@@ -6,9 +6,19 @@ import numpy as np
 import torch
 import xarray as xr
 
+from .ensemble import ensemble_size, map_fields, stack_leading
 from .errors import InputError
-from .fields import ensemble_size, map_fields, stack_leading
-from .gram import OMEGA0, all_lags, gram_and_sums, lag_window, scale_coords, scale_gram
+from .gram import (
+    GRAM_ONLY,
+    all_lags,
+    check_gram,
+    gram_and_sums,
+    label_gram,
+    lag_window,
+    scale_coords,
+    scale_gram,
+)
+from .wavelet import OMEGA0
 
 
 def pod(
@@ -21,6 +31,7 @@ def pod(
     omega0: float = OMEGA0,
     convention: str = "causal",
     fields_of_modes: bool = True,
+    with_gram: bool = False,
     device: str | None = None,
 ) -> xr.Dataset:
     """Scale-selective POD by the method of snapshots.
@@ -42,6 +53,9 @@ def pod(
         As in :func:`lag_window` and :func:`lag_gram`.
     fields_of_modes : bool
         Compute ``mode_field`` (the largest part of the result).
+    with_gram : bool
+        Return ``gram`` as well, as from :func:`scale_gram`, for :func:`spectrum` and
+        :func:`attnlib.bootstrap`.
     device : str, optional
 
     Returns
@@ -56,6 +70,9 @@ def pod(
         ``multiplet``
             Modes with overlapping errors share a number: compare their subspaces
             (:func:`subspace_overlap`), not the vectors.
+        ``multiplet_open`` (..., scale)
+            True where the last multiplet goes on beyond the modes kept: then the subspace that
+            they span was cut at an arbitrary place, and is not determined by the data either.
         ``coefficient`` (..., snapshot)
             a_k(s) = sqrt(N lambda_k) v_k(s).
         ``total_variance`` (..., scale), ``rank`` (..., scale)
@@ -84,13 +101,8 @@ def pod(
         gram = fields_or_gram
         if "lag" in gram.dims:
             gram = scale_gram(gram, scales, width=width, center=center, omega0=omega0)
-        stacked = torch.from_numpy(gram.values).flatten(0, -3)  # (layers x scales, N, N)
-        flat = _decompose(stacked)
-        shape = gram.shape[:-2]
-        parts = [torch.as_tensor(p).view(*shape, *p.shape[1:]) for p in flat]
-        return _dataset(
-            *parts, n_modes, gram.dims[:-2], {d: gram.coords[d] for d in gram.coords}, gram.attrs
-        )
+        data, _ = _decompose(gram, n_modes)
+        return data.assign(gram=gram) if with_gram else data
     coords = scale_coords(scales, omega0)
     _, t = ensemble_size(fields_or_gram)
     lags = all_lags(t, convention)
@@ -99,58 +111,104 @@ def pod(
     done, dims, lead = map_fields(
         fields_or_gram, lambda field: gram_and_sums(field, windows, convention), device
     )
-    solved = [_decompose(gram) for gram, _ in done]
+    gram = label_gram(done, dims, lead, coords, attrs)
+    data, weights = _decompose(gram, n_modes)  # weights (..., S, N, K)
     shape = tuple(len(lead[d]) for d in dims)
-    stacked = [torch.stack(p).cpu().view(*shape, *p[0].shape) for p in zip(*solved, strict=True)]
-    data = _dataset(*stacked, n_modes, (*dims, "scale"), {**lead, **coords}, attrs)
-    kept = data.sizes["mode"]
-    reach = torch.as_tensor(t - np.abs(lags))
-    profiles = []
-    for (_, sums), (values, vectors, _) in zip(done, solved, strict=True):
-        v = _unit_weights(values, vectors, kept)  # (S, N, K)
-        profile = v.mT @ sums  # (S, K, L)
-        w = torch.from_numpy(windows).to(profile)
-        profiles.append(profile * w[:, None] / reach.to(profile))
+    weights = weights.reshape(-1, *weights.shape[-3:])  # (layers, S, N, K)
+    reach = t - np.abs(lags)
+    profiles = [
+        w.mT @ sums.cpu() * torch.from_numpy(windows[:, None] / reach)  # (S, K, L)
+        for w, (_, _, sums) in zip(weights, done, strict=True)
+    ]
     data["lag_profile"] = ((*dims, "scale", "mode", "lag"), stack_leading(profiles, shape))
     data = data.assign_coords(lag=("lag", lags, {"units": "tokens"}))
     if fields_of_modes:
-        weights = iter([_unit_weights(values, vectors, kept) for values, vectors, _ in solved])
+        each = iter(weights)
         modes, _, _ = map_fields(
             fields_or_gram,
-            lambda field: _mode_fields(field, next(weights), windows, convention),
+            lambda field: _mode_fields(field, next(each), windows, convention),
             device,
         )
         data["mode_field"] = ((*dims, "scale", "mode", "query", "key"), stack_leading(modes, shape))
-    return data
+    return data.assign(gram=gram) if with_gram else data
 
 
-def _decompose(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Eigenvalues of G / N (descending), signed unit eigenvectors ``(..., N, N)``, ranks."""
-    n = gram.shape[-1]
-    values, vectors = torch.linalg.eigh(gram / n)
+def _decompose(gram: xr.DataArray, n_modes) -> tuple[xr.Dataset, torch.Tensor]:
+    """Eigenvalues, coefficients and ranks of Grams, and the weights of snapshots in unit modes.
+
+    The weights, v_k(s) / sqrt(N lambda_k), are ``(..., scale, N, K)``.
+    """
+    n = check_gram(gram).sizes["snapshot"]
+    values, vectors = torch.linalg.eigh(torch.from_numpy(gram.values) / n)
     values, vectors = values.flip(-1).clamp(min=0), vectors.flip(-1)
-    rounding = n * torch.finfo(values.dtype).eps * values[..., :1]
-    rank = (values > rounding).sum(-1).clamp(max=n - 1)
-    cubes = vectors.pow(3).sum(-2)
-    size = vectors.abs()
+    floor = n * torch.finfo(values.dtype).eps * values[..., :1].numpy()
+    if "rounding" in gram.coords:
+        floor = np.maximum(floor, gram["rounding"].values[..., None])
+    rank = np.minimum((values.numpy() > floor).sum(-1), n - 1)
+    kept = _check_number(n_modes, rank, n, gram)
+    vectors = vectors[..., :kept] * _signs(vectors[..., :kept]).unsqueeze(-2)
+    size = (n * values[..., :kept]).sqrt().unsqueeze(-2)  # (..., 1, K)
+    eigenvalue = values.numpy()
+    error = eigenvalue * np.sqrt(2 / n)
+    apart = (eigenvalue - error)[..., :-1] > (eigenvalue + error)[..., 1:]
+    apart |= np.arange(1, n) >= rank[..., None]  # nothing but rounding beyond the rank
+    number = 1 + np.concatenate([np.zeros_like(apart[..., :1]), apart], -1).cumsum(-1)
+    dims = gram.dims[:-2]
+    mode_dims = (*dims, "mode")
+    coords = {k: v for k, v in gram.coords.items() if k not in GRAM_ONLY}
+    data = xr.Dataset(
+        {
+            "eigenvalue": (mode_dims, eigenvalue[..., :kept]),
+            "eigenvalue_error": (mode_dims, error[..., :kept]),
+            "multiplet": (mode_dims, number[..., :kept]),
+            "multiplet_open": (dims, ~apart[..., kept - 1]),
+            "coefficient": ((*mode_dims, "snapshot"), (vectors * size).mT.numpy()),
+            "total_variance": (dims, eigenvalue.sum(-1)),
+            "rank": (dims, rank),
+        },
+        coords={**coords, "mode": np.arange(1, kept + 1)},
+        attrs=gram.attrs,
+    )
+    data["eigenvalue"].attrs["modes_in_all"] = n - 1  # what needs them all can refuse
+    return data, vectors / size
+
+
+def _signs(vectors: torch.Tensor) -> torch.Tensor:
+    """Signs that make the sum of cubes of each column positive: ``(..., N, K)`` -> ``(..., K)``."""
+    cubes, size = vectors.pow(3).sum(-2), vectors.abs()
     first = (size >= 0.5 * size.amax(-2, keepdim=True)).int().argmax(-2, keepdim=True)
     fallback = vectors.gather(-2, first).squeeze(-2)
     symmetric = cubes.abs() < 1e-6 * size.pow(3).sum(-2)
-    sign = torch.where(symmetric, fallback, cubes).sign()
-    return values, vectors * sign.unsqueeze(-2), rank
+    return torch.where(symmetric, fallback, cubes).sign()
 
 
-def _unit_weights(values, vectors, kept: int) -> torch.Tensor:
-    """Weights of the snapshots in each unit mode, v_k(s) / sqrt(N lambda_k): ``(S, N, K)``."""
-    n = vectors.shape[-1]
-    return vectors[..., :kept] / (n * values[..., None, :kept]).sqrt()
+def _check_number(n_modes, rank: np.ndarray, n: int, gram: xr.DataArray) -> int:
+    """How many modes to keep, or an error that names the rank and where it is lowest."""
+    lowest = int(rank.min())
+    where = np.unravel_index(int(rank.argmin()), rank.shape)
+    at = ", ".join(
+        f"{d} {gram.coords[d].values[i]}" if d in gram.coords else f"{d} {i}"
+        for d, i in zip(gram.dims, where, strict=False)
+    )
+    if lowest == 0:
+        raise InputError(f"the fields do not vary from snapshot to snapshot: rank 0 at {at}")
+    if n_modes == "all":
+        return lowest
+    if isinstance(n_modes, bool) or not isinstance(n_modes, (int, np.integer)) or n_modes < 1:
+        raise InputError(f"n_modes is a whole number from 1, or 'all', not {n_modes!r}")
+    if n_modes > lowest:
+        raise InputError(
+            f"{n_modes} modes asked for, but {n} snapshots have rank {lowest} at {at}: "
+            f"ask for at most {lowest}, or for 'all'"
+        )
+    return int(n_modes)
 
 
 def _mode_fields(field, weights, windows, convention) -> torch.Tensor:
     """phi_k = w_a u^T v_k / sqrt(N lambda_k): ``(S, K, T, T)``, all scales in one product."""
     n, t, _ = field.shape
     n_scales, _, kept = weights.shape
-    flat = weights.permute(0, 2, 1).reshape(-1, n)  # (S K, N)
+    flat = weights.permute(0, 2, 1).reshape(-1, n).to(field.device)  # (S K, N)
     # The weights sum to 0 over snapshots but for rounding; take what is left off the mean field.
     flat = (flat - flat.mean(1, keepdim=True)).to(field.dtype)
     modes = (flat @ field.reshape(n, -1)).view(n_scales, kept, t, t)
@@ -164,50 +222,21 @@ def _mode_fields(field, weights, windows, convention) -> torch.Tensor:
     return modes * (table[:, (lag + shift).clamp(min=0)] * inside)[:, None]
 
 
-def _dataset(values, vectors, rank, n_modes, dims, coords, attrs) -> xr.Dataset:
-    n = vectors.shape[-1]
-    lowest = int(rank.min())
-    if n_modes == "all":
-        n_modes = lowest
-    if not isinstance(n_modes, int) or isinstance(n_modes, bool) or n_modes < 1:
-        if lowest == 0:
-            raise InputError("the fields do not vary from snapshot to snapshot: rank 0, no modes")
-        raise InputError(f"n_modes is a whole number from 1, or 'all', not {n_modes!r}")
-    if n_modes > lowest:
-        where = np.unravel_index(int(rank.flatten().argmin()), tuple(rank.shape))
-        at = ", ".join(
-            f"{d} {float(np.asarray(coords[d])[i]):g}" for d, i in zip(dims, where, strict=True)
-        )
-        raise InputError(
-            f"{n_modes} modes asked for, but {n} snapshots have rank {lowest} at {at}: "
-            f"ask for at most {lowest}, or for 'all'"
-        )
-    eigenvalue = values[..., :n_modes].numpy()
-    coefficient = vectors[..., :n_modes].mT * (n * values[..., :n_modes, None]).sqrt()
-    error = eigenvalue * np.sqrt(2 / n)
-    apart = (eigenvalue - error)[..., :-1] > (eigenvalue + error)[..., 1:]
-    multiplet = np.concatenate([np.ones_like(eigenvalue[..., :1], dtype=bool), apart], -1).cumsum(
-        -1
-    )
-    mode_dims = (*dims, "mode")
-    return xr.Dataset(
-        {
-            "eigenvalue": (mode_dims, eigenvalue),
-            "eigenvalue_error": (mode_dims, error),
-            "multiplet": (mode_dims, multiplet),
-            "coefficient": ((*mode_dims, "snapshot"), coefficient.numpy()),
-            "total_variance": (dims, values.sum(-1).numpy()),
-            "rank": (dims, rank.numpy()),
-        },
-        coords={**coords, "mode": np.arange(1, n_modes + 1)},
-        attrs=attrs,
-    )
-
-
 def spectrum(gram: xr.DataArray) -> xr.DataArray:
-    """All N - 1 eigenvalues of a Gram from :func:`scale_gram`, descending: ``(..., mode)``."""
-    values = np.linalg.eigvalsh(gram.values)[..., :0:-1] / gram.sizes["snapshot"]
-    coords = {k: v for k, v in gram.coords.items() if not k.startswith("snapshot")}
+    """All eigenvalues of C = G_a / N.
+
+    Parameters
+    ----------
+    gram : xarray.DataArray
+        ``(..., scale, snapshot, snapshot_)`` from :func:`scale_gram`.
+
+    Returns
+    -------
+    xarray.DataArray
+        ``(..., scale, mode)``: the N - 1 that can differ from 0, descending, float64.
+    """
+    values = np.linalg.eigvalsh(check_gram(gram).values)[..., :0:-1] / gram.sizes["snapshot"]
+    coords = {k: v for k, v in gram.coords.items() if k not in GRAM_ONLY}
     return xr.DataArray(
         values.clip(min=0),
         {**coords, "mode": np.arange(1, values.shape[-1] + 1)},
@@ -228,6 +257,11 @@ def reconstruct(modes: xr.Dataset, n_modes: int | None = None) -> xr.DataArray:
         From :func:`pod`, with mode fields; select a layer and scale first to save memory.
     n_modes : int, optional
         All that are there by default.
+
+    Raises
+    ------
+    InputError
+        No mode fields in `modes`, or fewer modes than asked for.
 
     Returns
     -------
@@ -258,9 +292,15 @@ def subspace_overlap(first: xr.DataArray, second: xr.DataArray) -> float:
         trace(P Q) / K for the projectors P, Q: 1 for one space, 0 for orthogonal ones. It does
         not depend on signs, or on how a near-equal pair is rotated.
     """
-    a = first.values.reshape(first.sizes["mode"], -1).astype(np.float64)
-    b = second.values.reshape(second.sizes["mode"], -1).astype(np.float64)
-    if a.shape != b.shape:
-        raise InputError(f"sets of modes of one shape, not {a.shape} and {b.shape}")
+    for one in (first, second):
+        if set(one.dims) != {"mode", "query", "key"} or one.sizes != first.sizes:
+            raise InputError(
+                "sets of modes have the dimensions mode, query, key and one size (select a layer "
+                f"and a scale), not {dict(one.sizes)}"
+            )
+    a, b = (
+        one.transpose("mode", "query", "key").values.reshape(one.sizes["mode"], -1)
+        for one in (first.astype(np.float64), second.astype(np.float64))
+    )
     a, b = np.linalg.qr(a.T)[0], np.linalg.qr(b.T)[0]
     return float(np.square(a.T @ b).sum() / a.shape[1])

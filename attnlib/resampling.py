@@ -10,6 +10,7 @@ import xarray as xr
 
 from .complexity import effective_rank
 from .errors import InputError
+from .gram import GRAM_ONLY, check_gram
 
 
 def _resampled_spectra(gram: np.ndarray, index: np.ndarray) -> np.ndarray:
@@ -26,18 +27,15 @@ def _resampled_spectra(gram: np.ndarray, index: np.ndarray) -> np.ndarray:
 
 
 def _each_gram(gram: xr.DataArray):
-    if not isinstance(gram, xr.DataArray) or gram.dims[-2:] != ("snapshot", "snapshot_"):
-        raise InputError("gram is a DataArray (..., snapshot, snapshot_) from scale_gram")
-    if gram.sizes["snapshot"] < 3:
-        raise InputError("an ensemble needs at least 3 snapshots")
+    check_gram(gram)
     flat = gram.values.reshape(-1, *gram.shape[-2:])
-    coords = {c: v for c, v in gram.coords.items() if not c.startswith("snapshot")}
+    coords = {c: v for c, v in gram.coords.items() if c not in GRAM_ONLY}
     return flat, gram.shape[:-2], gram.dims[:-2], coords
 
 
 def bootstrap(
     gram: xr.DataArray,
-    statistic: Callable[[np.ndarray], np.ndarray],
+    statistic: Callable[[np.ndarray], np.ndarray | dict[str, np.ndarray]],
     n_resamples: int = 1000,
     seed: int = 0,
     *,
@@ -49,53 +47,79 @@ def bootstrap(
     A resample takes rows and columns of the Gram and recentres it. It holds each document several
     times or not at all, so its rank is about 0.63 N: statistics that grow with N, above all ranks,
     come out too small, and a plain percentile interval would miss the estimate. The interval is
-    therefore the percentile interval moved by the bootstrap's bias, which is reported.
+    therefore the percentile interval moved by the bootstrap's bias, which is reported, and always
+    holds the estimate. It is for the value expected of *this many* documents, not for the limit of
+    many; for statistics that grow with N the two differ (:func:`rank_curve`). In high dimension
+    its coverage is approximate.
 
     Parameters
     ----------
     gram : xarray.DataArray
         ``(..., snapshot, snapshot_)`` from :func:`attnlib.scale_gram`.
     statistic : callable
-        Maps spectra ``(R, N - 1)``, descending, to ``(R,)`` values.
+        Maps spectra ``(R, N - 1)``, descending, to ``(R,)`` values, or to a dict of such: several
+        statistics of the same resamples.
     n_resamples, seed, level
-        Resamples a spectrum; the same documents are drawn for every layer and scale, so that
-        differences between them can be compared.
+        Resamples (at least 20), their seed, and the level of the interval. The same documents are
+        drawn for every layer and scale, so that differences between them can be compared.
     batch : int
         Resamples held at a time (8 batch N^2 bytes).
 
     Returns
     -------
     xarray.Dataset
-        ``estimate``, ``se``, ``bias``, ``low``, ``high`` on the leading dimensions.
+        ``estimate``, ``se``, ``bias``, ``low``, ``high`` on the leading dimensions, and with a
+        dict on `statistic`. NaN where the statistic is.
+
+    Raises
+    ------
+    InputError
+        Not a Gram, or impossible numbers.
 
     References
     ----------
-    Efron & Tibshirani 1993, chapters 10 and 13.
+    Efron & Tibshirani 1993, chapters 6 and 10, for standard error and bias; the moved interval is
+    ours.
     """
+    if n_resamples < 20 or not 0 < level < 1 or batch < 1:
+        raise InputError(
+            "n_resamples is at least 20, level lies between 0 and 1, batch is at least 1"
+        )
     flat, shape, dims, coords = _each_gram(gram)
     n = flat.shape[-1]
-    rng = np.random.default_rng(seed)
-    index = rng.integers(n, size=(n_resamples, n))
+    index = np.random.default_rng(seed).integers(n, size=(n_resamples, n))
+    parts = np.array_split(index, -(-n_resamples // batch))
+    names: list[str] | None = None
     rows = []
     for one in flat:
-        estimate = float(statistic(_resampled_spectra(one, np.arange(n)[None]))[0])
-        draws = np.concatenate(
-            [statistic(_resampled_spectra(one, part)) for part in _split(index, batch)]
-        )
-        draws = draws[np.isfinite(draws)]
-        if len(draws) < 2 or not np.isfinite(estimate):
-            rows.append((estimate, *[np.nan] * 4))
-            continue
-        bias = draws.mean() - estimate
-        tails = np.quantile(draws - bias, [(1 - level) / 2, (1 + level) / 2])
-        rows.append((estimate, draws.std(ddof=1), bias, *tails))
-    table = np.array(rows).T.reshape(5, *shape)
-    names = ("estimate", "se", "bias", "low", "high")
-    return xr.Dataset({k: (dims, v) for k, v in zip(names, table, strict=True)}, coords)
+        everything = [np.arange(n)[None], *parts]
+        computed = [statistic(_resampled_spectra(one, part)) for part in everything]
+        if isinstance(computed[0], dict):
+            names = list(computed[0])
+            computed = [np.stack([c[name] for name in names]) for c in computed]
+        else:
+            computed = [np.asarray(c)[None] for c in computed]
+        draws = np.concatenate(computed[1:], axis=1)
+        pairs = zip(computed[0][:, 0], draws, strict=True)
+        rows.append([_interval(estimate, d, level) for estimate, d in pairs])
+    table = np.moveaxis(np.array(rows, dtype=float), -1, 0)  # (5, layers, statistics)
+    if names is None:
+        table = table[..., 0].reshape(5, *shape)
+    else:
+        table = table.reshape(5, *shape, len(names))
+        dims, coords = (*dims, "statistic"), {**coords, "statistic": names}
+    fields = ("estimate", "se", "bias", "low", "high")
+    return xr.Dataset({k: (dims, v) for k, v in zip(fields, table, strict=True)}, coords)
 
 
-def _split(index: np.ndarray, batch: int) -> list[np.ndarray]:
-    return np.array_split(index, max(1, -(-len(index) // batch)))
+def _interval(estimate: float, draws: np.ndarray, level: float) -> tuple[float, ...]:
+    """Estimate, standard error, bias, and the percentile interval moved by the bias."""
+    draws = draws[np.isfinite(draws)]
+    if len(draws) < 2 or not np.isfinite(estimate):
+        return (estimate, *[np.nan] * 4)
+    bias = draws.mean() - estimate
+    low, high = np.quantile(draws - bias, [(1 - level) / 2, (1 + level) / 2])
+    return estimate, draws.std(ddof=1), bias, min(low, estimate), max(high, estimate)
 
 
 def rank_curve(
@@ -127,7 +151,9 @@ def rank_curve(
     """
     flat, shape, dims, coords = _each_gram(gram)
     n = flat.shape[-1]
-    sizes = np.unique(np.asarray(sizes, dtype=int))
+    sizes = np.unique(np.asarray(sizes))
+    if sizes.dtype.kind not in "iu" or n_draws < 1:
+        raise InputError("sizes are whole numbers, and n_draws is at least 1")
     if len(sizes) < 2 or sizes[0] < 3 or sizes[-1] > n:
         raise InputError(f"sizes are two or more whole numbers from 3 to the {n} snapshots")
     h = np.empty((len(flat), len(sizes), 3))

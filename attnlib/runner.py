@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
+import hashlib
 import json
 import os
 import re
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from .errors import InputError
@@ -117,8 +120,16 @@ def check_parameters(name: str, given: dict) -> dict:
             except ValidationError:
                 continue
         else:
-            raise InputError(f"{name}: parameter '{key}' is of type {kind}, not {value!r}")
+            raise InputError(
+                f"{name}: parameter '{key}' is of type {kind}, not {value!r}; "
+                f"for example {key}={known[key]['default']!r}"
+            )
     return checked
+
+
+def used_parameters(name: str, namespace: dict) -> dict:
+    """Values that the parameters of a notebook have in its namespace, for its results file."""
+    return {k: namespace[k] for k in notebook_parameters(name) if k != "out"}
 
 
 def _readings(value, kind: str):
@@ -201,25 +212,32 @@ def run_notebook(
     values = preset_parameters(preset, name) if preset else {}
     values |= check_parameters(name, parameters or {})
     folder = results_folder(out or values.get("out") or f"results/{preset or 'quick'}")
-    values["out"] = str(folder)
+    root = project_root()
+    # Relative where it can be: the path is printed on the page.
+    values["out"] = str(folder.relative_to(root) if folder.is_relative_to(root) else folder)
     done = folder / "notebooks" / f"{name}.ipynb"
     running, failed = done.with_suffix(".running.ipynb"), done.with_suffix(".failed.ipynb")
     done.parent.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as temporary:
+    started = time.monotonic()
+    print(f"{name}: running", file=sys.stderr)
+    with (
+        _only_run_of(name, folder),
+        _bars(progress),
+        tempfile.TemporaryDirectory() as temporary,
+    ):
         source = Path(temporary) / f"{name}.ipynb"
-        jupytext.write(read_notebook(name), source)
+        jupytext.write(_with_note(read_notebook(name), preset), source)
         try:
             papermill.execute_notebook(
                 str(source),
                 str(running),
                 values,
                 kernel_name=KERNEL,
-                cwd=str(project_root()),
-                progress_bar=progress,
-                stderr_file=sys.stderr if progress else None,
+                cwd=str(root),
+                progress_bar=progress and sys.stderr.isatty(),
                 execution_timeout=time_limit,
                 start_timeout=120,
-                extra_arguments=["--log-level=ERROR"],
+                extra_arguments=["--log-level=CRITICAL"],
             )
         except (PapermillExecutionError, CellTimeoutError, DeadKernelError) as error:
             os.replace(running, failed)
@@ -229,26 +247,104 @@ def run_notebook(
             raise InputError(
                 f"{name} failed{where}: {kind}: {what[-TAIL:]}\nWhat ran is kept in {failed}"
             ) from error
-    os.replace(running, done)
+        os.replace(running, done)
     failed.unlink(missing_ok=True)
+    print(f"{name}: done in {time.monotonic() - started:.0f} s", file=sys.stderr)
     return done
 
 
+@contextlib.contextmanager
+def _only_run_of(name: str, folder: Path):
+    """Hold the lock of a notebook in a results folder, or say that somebody else does."""
+    from filelock import FileLock, Timeout
+
+    try:
+        with FileLock(folder / f".{name}.lock", timeout=0):
+            yield
+    except Timeout as error:
+        raise InputError(f"{name} is running already in {folder}: wait, or use --out") from error
+
+
+@contextlib.contextmanager
+def _bars(shown: bool):
+    """Progress bars of the kernel and its workers, on stderr, or none."""
+    before = os.environ.get("TQDM_DISABLE")
+    if not shown:
+        os.environ["TQDM_DISABLE"] = "1"
+    try:
+        yield
+    finally:
+        if not shown and before is None:
+            del os.environ["TQDM_DISABLE"]
+
+
+def _with_note(notebook, preset: str | None):
+    """Say below the title which preset a page was computed with."""
+    import nbformat
+
+    if preset:
+        text = f"Computed with the preset `{preset}`."
+        if preset == "smoke":
+            text += " It only exercises the code: **the numbers on this page mean nothing.**"
+        kind = "warning" if preset == "smoke" else "note"
+        title, newline, rest = notebook.cells[0].source.partition("\n")
+        note = f":::{{{kind}}}\n{text}\n:::\n"
+        notebook.cells[0] = nbformat.v4.new_markdown_cell(f"{title}\n\n{note}{newline}{rest}")
+    return notebook
+
+
 def sync(into: str | Path = "build/ipynb") -> list[Path]:
-    """Pair every text notebook with an .ipynb in a folder that git ignores (``make lab``)."""
+    """Pair every text notebook with an .ipynb in a folder that git ignores (``make lab``).
+
+    Whichever side was edited since the last time is carried over to the other: text to notebook
+    with the outputs of cells that are the same, notebook to text without outputs.
+
+    Raises
+    ------
+    InputError
+        Both sides of a pair were edited. Nothing of that pair is changed.
+    """
     import jupytext
+    from jupytext.combine import combine_inputs_with_outputs
 
     folder, made = project_root() / into, []
     folder.mkdir(parents=True, exist_ok=True)
+    record_path = folder / ".sync.json"
+    record = json.loads(record_path.read_text()) if record_path.is_file() else {}
+    conflicts = []
     for name in notebook_names():
-        target, text = folder / f"{name}.ipynb", project_root() / "notebooks" / f"{name}.md"
-        if target.is_file() and target.stat().st_mtime > text.stat().st_mtime:
-            # Edited in Jupyter since: the text follows, outputs stay behind.
-            jupytext.write(jupytext.read(target), text, fmt="md:myst")
-        else:
-            jupytext.write(jupytext.read(text), target)
+        target, path = folder / f"{name}.ipynb", project_root() / "notebooks" / f"{name}.md"
+        text = jupytext.read(path)
+        if not target.is_file():
+            jupytext.write(text, target)
+        paired = jupytext.read(target)
+        was = record.get(name)
+        text_edited, paired_edited = _content(text) != was, _content(paired) != was
+        if text_edited and paired_edited and _content(text) != _content(paired):
+            conflicts.append(f"{path} and {target}")
+            continue
+        if paired_edited and _content(text) != _content(paired):
+            paired.metadata = text.metadata  # kernel names and versions stay as they were
+            jupytext.write(paired, path, fmt="md:myst")
+        elif text_edited and _content(text) != _content(paired):
+            jupytext.write(combine_inputs_with_outputs(text, paired), target)
+        record[name] = _content(jupytext.read(path))
         made.append(target)
+    record_path.write_text(json.dumps(record))
+    if conflicts:
+        raise InputError(
+            f"both sides were edited since the last sync: {'; '.join(conflicts)}. "
+            "Move one of the two out of the way and sync again"
+        )
     return made
+
+
+def _content(notebook) -> str:
+    """Hash of what a notebook says, without outputs and metadata but tags."""
+    cells = [
+        (c.cell_type, c.source.strip(), sorted(c.metadata.get("tags", []))) for c in notebook.cells
+    ]
+    return hashlib.sha256(json.dumps(cells).encode()).hexdigest()
 
 
 # ------------------------------------------------------------------ the graph's inputs

@@ -8,8 +8,9 @@ import threading
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from .checkpoints import load_checkpoint, pick_device
-from .corpus import CharTokenizer, load_text, split_tokens, text_hash, windows
+from .checkpoints import load_checkpoint
+from .corpus import load_text, make_tokenizer, split_tokens, text_hash, windows
+from .device import pick_device
 from .errors import InputError
 from .gpt import GPT, GPTConfig
 from .store import load
@@ -25,8 +26,8 @@ def _start_worker(threads: int) -> None:
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
-def _work(name, shape, corpus, config, out, seed, position, progress):
-    train(
+def _work(name, shape, corpus, config, out, seed, position, progress) -> str:
+    _, meta = train(
         shape,
         load_text(corpus),
         config,
@@ -36,6 +37,7 @@ def _work(name, shape, corpus, config, out, seed, position, progress):
         position=position,
         progress=progress,
     )
+    return meta["fingerprint"]
 
 
 def train_all(
@@ -70,7 +72,14 @@ def train_all(
     -------
     dict
         Name to ``(model, meta)`` as from :func:`attnlib.train`, in the order of `runs`.
+
+    Raises
+    ------
+    InputError
+        As :func:`attnlib.train`, no runs at all, or a checkpoint that another process replaced.
     """
+    if not runs:
+        raise InputError("no models to train: name at least one kind of attention")
     cores = os.cpu_count() or 1
     on_cpu = pick_device(config.device).type == "cpu"
     jobs = jobs or (min(len(runs), cores) if on_cpu else 1)
@@ -83,9 +92,15 @@ def train_all(
             pool.submit(_work, name, shape, corpus, config, Path(out) / name, seed, i, progress)
             for i, (name, shape) in enumerate(runs.items())
         ]
-        for future in waiting:
-            future.result()
-    return {name: load_checkpoint(Path(out) / name / "final") for name in runs}
+        marks = [future.result() for future in waiting]
+    trained = {}
+    for name, mark in zip(runs, marks, strict=True):
+        trained[name] = load_checkpoint(Path(out) / name / "final", device=config.device)
+        if trained[name][1]["fingerprint"] != mark:
+            raise InputError(
+                f"another run has replaced the checkpoint of {name} in {out}: use another folder"
+            )
+    return trained
 
 
 def load_runs(results, n_snapshots: int, *, seed: int = 0, device: str = "auto"):
@@ -125,11 +140,42 @@ def load_runs(results, n_snapshots: int, *, seed: int = 0, device: str = "auto")
     text = load_text(trained.attrs["corpus"])
     if text_hash(text) != trained.attrs["corpus_hash"]:
         raise InputError(f"the text {trained.attrs['corpus']} has changed: run notebook 01 again")
-    validation = split_tokens(CharTokenizer(meta["characters"]).encode(text))[1]
+    tokenizer = make_tokenizer(meta["training"]["tokenizer"], text)
+    validation = split_tokens(tokenizer.encode(text))[1]
     tokens = windows(validation, n_snapshots, model.config.context, seed=seed)
     return models, tokens, meta["corpus_hash"]
 
 
+def by_model(parts: dict):
+    """Results of several models as one, on a new first dimension `model`.
+
+    Parameters
+    ----------
+    parts : dict of str to xarray.DataArray or xarray.Dataset
+        Name of the model to its result.
+
+    Returns
+    -------
+    xarray.DataArray or xarray.Dataset
+    """
+    import xarray as xr
+
+    together = xr.concat(list(parts.values()), dim="model", combine_attrs="drop_conflicts")
+    return together.assign_coords(model=list(parts))
+
+
 def untrained(model: GPT, seed: int = 1000) -> GPT:
-    """A model of the same shape with fresh weights, on the same device: the null of training."""
+    """A model of the same shape with fresh weights, on the same device: the null of training.
+
+    Parameters
+    ----------
+    model : GPT
+    seed : int
+        Of the weights; not that of the trained models.
+
+    Returns
+    -------
+    GPT
+        In evaluation mode.
+    """
     return GPT(model.config, seed=seed).to(next(model.parameters()).device).eval()

@@ -17,48 +17,107 @@ def global_power(scalogram: xr.Dataset, weights=None) -> xr.DataArray:
     ----------
     scalogram : xarray.Dataset
         From :func:`scalogram`.
-    weights : array-like, optional
-        One weight per block, for resampling; by default the blocks' sizes.
+    weights : xarray.DataArray, optional
+        How often each block counts (block, ...), for resampling; by default once.
 
     Returns
     -------
     xarray.DataArray
         ``(..., scale)``; NaN where the cone of that scale holds no lag.
     """
-    size = scalogram["block_size"] if weights is None else scalogram["block_size"] * weights
-    mean = (scalogram["power"] * size).sum("block", skipna=False) / size.sum("block")
+    mean = scalogram["power"]
+    if "block" in mean.dims:
+        size = scalogram["block_size"] if weights is None else scalogram["block_size"] * weights
+        mean = (mean * size).sum("block", skipna=False) / size.sum("block")
     rows = scalogram["rows"].where(scalogram["in_cone"], 0)
     return (mean.fillna(0) * rows).sum("lag") / rows.sum("lag").where(rows.sum("lag") > 0)
 
 
 def red_noise(scalogram: xr.Dataset) -> xr.DataArray:
-    """Global power that red noise of the same variance and autocorrelation would have.
+    """Global power that red noise with the layer's own autocorrelation would have.
 
-    A first-order autoregression with the layer's lag-one autocorrelation r has the spectrum
-    (1 - r^2) / (1 + r^2 - 2 r cos w); through the wavelet it gives a power by scale, here scaled
-    so that the mean over scales of its logarithm equals the layer's.
+    A first-order autoregression with the layer's lag-one autocorrelation r and unit variance has
+    the spectrum (1 - r^2) / (1 + r^2 - 2 r cos w); through the wavelet it gives a power by scale.
+    For standardised lags, whose variance is one, that is the level too. Otherwise the variance
+    depends on the lag and there is no level: it is fitted, so that the mean over scales of the
+    logarithm equals the layer's, and power above it somewhere is then a matter of course.
+
+    Parameters
+    ----------
+    scalogram : xarray.Dataset
+        From :func:`scalogram`.
+
+    Returns
+    -------
+    xarray.DataArray
+        ``(..., scale)``
 
     References
     ----------
     Torrence & Compo 1998, eq. 16.
     """
-    omega = np.linspace(0, math.pi, 4097)
+    omega = xr.DataArray(np.linspace(0, math.pi, 4097), dims="omega")
     r = scalogram["autocorrelation"].clip(-0.999, 0.999)
-    spectrum = (1 - r**2) / (1 + r**2 - 2 * r * xr.DataArray(np.cos(omega), dims="omega"))
-    a = scalogram["scale"]
-    factor = 4.0 if scalogram.attrs["norm"] == "L1" else 2 * math.sqrt(math.pi) * a
-    shape = np.exp(-((a * xr.DataArray(omega, dims="omega") - scalogram.attrs["omega0"]) ** 2))
-    red = (spectrum * factor * shape).mean("omega")
+    spectrum = (1 - r**2) / (1 + r**2 - 2 * r * np.cos(omega))
+    a, attrs = scalogram["scale"], scalogram.attrs
+    factor = 4.0 if attrs["norm"] == "L1" else 2 * math.sqrt(math.pi) * a
+    shape = np.exp(-((a * omega - attrs["omega0"]) ** 2))
+    # The wavelet is zero at negative frequencies, half of the circle.
+    red = (spectrum * factor * shape).mean("omega") / 2
     power = global_power(scalogram)
-    level = (np.log(power) - np.log(red)).mean("scale")
-    return (red * np.exp(level)).transpose(*power.dims)
+    if not attrs["standardized"]:
+        red = red * np.exp((np.log(power) - np.log(red)).mean("scale"))
+    return red.transpose(*power.dims)
 
 
-def dominant_scales(scalogram: xr.Dataset, n: int = 4, background=None) -> xr.Dataset:
-    """Scales at which the power, relative to a background, has its highest local maxima.
+def bootstrap_power(
+    scalogram: xr.Dataset, n_resamples: int = 1000, seed: int = 0, level: float = 0.95
+) -> xr.Dataset:
+    """Intervals of the global power, by resampling blocks of documents (no second pass).
 
-    The convention fixed beforehand in this book: fluctuation field, cone masked, power relative
-    to a background, local maxima inside the grid only (its edges are never a maximum).
+    Parameters
+    ----------
+    scalogram : xarray.Dataset
+        From :func:`scalogram` with 3 blocks or more.
+    n_resamples, seed, level
+        Resamples, their seed, and the level of the interval.
+
+    Returns
+    -------
+    xarray.Dataset
+        ``low`` and ``high`` (..., scale), percentile interval. The mean field and, if lags were
+        standardised, their rms are those of all documents in every resample.
+
+    Raises
+    ------
+    InputError
+        Fewer than 3 blocks.
+    """
+    n = scalogram.sizes.get("block", 1)
+    if n < 3:
+        raise InputError(f"{n} block(s) of documents: call scalogram(..., n_blocks=10) or more")
+    counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=n_resamples)
+    draws = global_power(scalogram, xr.DataArray(counts, dims=("resample", "block")))
+    tail = (1 - level) / 2
+    low, high = draws.quantile(tail, "resample"), draws.quantile(1 - tail, "resample")
+    return xr.Dataset({"low": low.drop_vars("quantile"), "high": high.drop_vars("quantile")})
+
+
+def dominant_scales(
+    scalogram: xr.Dataset,
+    n: int = 4,
+    background=None,
+    interval: xr.Dataset | None = None,
+    *,
+    margin: float = 0.05,
+) -> xr.Dataset:
+    """Scales at which the power stands out from a background.
+
+    The convention of this book: fluctuation field, unit variance at every lag, cone masked, power
+    relative to a background. A scale is dominant if the relative power has a local maximum there,
+    inside the grid (its edges are never one), and above 1. With an interval, the maximum has to
+    stand out twice: its lower bound lies above 1 by the margin, and the peak above the valleys
+    beside it by more than the whole width of the interval (in logarithms).
 
     Parameters
     ----------
@@ -67,15 +126,33 @@ def dominant_scales(scalogram: xr.Dataset, n: int = 4, background=None) -> xr.Da
     n : int
         At most this many scales a layer.
     background : xarray.DataArray or xarray.Dataset, optional
-        Power by scale of a null: a scalogram (say of the untrained model) or its global power;
-        by default :func:`red_noise`.
+        Power by scale of a null, on the same scales: a scalogram (say of the untrained model) or
+        its global power; by default :func:`red_noise`.
+    interval : xarray.Dataset, optional
+        ``low`` and ``high`` of the power, from :func:`bootstrap_power`. Without it maxima that
+        noise makes are counted too.
+
+    margin : float
+        With an interval, by how much the lower bound has to exceed the background. Red noise
+        itself comes within 2% of its background, and there are many scales at which to err.
 
     Returns
     -------
     xarray.Dataset
-        ``dominant`` (..., rank): scales, strongest first, NaN where a layer has fewer maxima than
-        `n`; ``excess`` (..., rank): power over background there; ``relative`` (..., scale).
+        ``dominant`` (..., rank): scales, strongest first, NaN where a layer has fewer than `n`;
+        ``excess`` (..., rank): power over background there; ``relative`` (..., scale).
+
+    Raises
+    ------
+    InputError
+        A background on other scales, or `n` below 1.
+
+    References
+    ----------
+    Torrence & Compo 1998, section 4 (significance against a background).
     """
+    from scipy.signal import find_peaks
+
     if n < 1:
         raise InputError(f"n is at least 1, not {n}")
     power = global_power(scalogram)
@@ -83,43 +160,28 @@ def dominant_scales(scalogram: xr.Dataset, n: int = 4, background=None) -> xr.Da
         background = red_noise(scalogram)
     elif isinstance(background, xr.Dataset):
         background = global_power(background)
+    if not np.array_equal(background["scale"], power["scale"]):
+        raise InputError("the background was computed at other scales: use the same grid")
     relative = (power / background).transpose(..., "scale")
-    values = relative.values
-    inner = values[..., 1:-1]
-    peak = np.zeros(values.shape, dtype=bool)
-    peak[..., 1:-1] = (inner > values[..., :-2]) & (inner > values[..., 2:])
-    strength = np.where(peak, values, -np.inf)
-    order = np.argsort(-strength, axis=-1, kind="stable")[..., :n]
-    excess = np.take_along_axis(strength, order, -1)
-    found = np.isfinite(excess)
-    scale = scalogram["scale"].values[order]
+    scale, values = scalogram["scale"].values, relative.values
+    if interval is None:
+        low, width, margin = values, np.zeros_like(values), 0.0
+    else:
+        low = (interval["low"] / background).transpose(*relative.dims).values
+        width = np.log(interval["high"]) - np.log(interval["low"])
+        width = width.transpose(*relative.dims).values
+    dominant = np.full((*values.shape[:-1], n), np.nan)
+    excess = dominant.copy()
+    for index in np.ndindex(values.shape[:-1]):
+        y = np.nan_to_num(np.log(values[index]), nan=-np.inf)
+        peaks, found = find_peaks(y, prominence=0)
+        keep = (low[index][peaks] > 1 + margin) & (found["prominences"] > width[index][peaks])
+        peaks = peaks[keep]
+        peaks = peaks[np.argsort(-y[peaks], kind="stable")][:n]
+        dominant[index][: len(peaks)] = scale[peaks]
+        excess[index][: len(peaks)] = values[index][peaks]
     dims = (*relative.dims[:-1], "rank")
     return xr.Dataset(
-        {
-            "dominant": (dims, np.where(found, scale, np.nan)),
-            "excess": (dims, np.where(found, excess, np.nan)),
-            "relative": relative,
-        },
-        coords={"rank": np.arange(1, order.shape[-1] + 1)},
+        {"dominant": (dims, dominant), "excess": (dims, excess), "relative": relative},
+        coords={"rank": np.arange(1, n + 1)},
     )
-
-
-def bootstrap_power(
-    scalogram: xr.Dataset, n_resamples: int = 1000, seed: int = 0, level: float = 0.95
-) -> xr.Dataset:
-    """Intervals of the global power, by resampling blocks of documents (no second pass).
-
-    Returns
-    -------
-    xarray.Dataset
-        ``low`` and ``high`` (..., scale), percentile interval at `level`. The mean field is that
-        of all documents in every resample.
-    """
-    n = scalogram.sizes["block"]
-    if n < 3:
-        raise InputError(f"{n} block(s) of documents: call scalogram(..., n_blocks=10) or more")
-    counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=n_resamples)
-    draws = global_power(scalogram, xr.DataArray(counts, dims=("resample", "block")))
-    tail = (1 - level) / 2
-    low, high = draws.quantile(tail, "resample"), draws.quantile(1 - tail, "resample")
-    return xr.Dataset({"low": low.drop_vars("quantile"), "high": high.drop_vars("quantile")})

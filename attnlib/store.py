@@ -35,7 +35,10 @@ def values_digest(data: xr.Dataset) -> str:
             digest.update(json.dumps([str(v) for v in values.ravel()]).encode())
         else:
             # Booleans and integers by value: their width may change on the way through a file.
-            kind = {"b": "i8", "i": "i8", "u": "i8", "f": "f8", "c": "c16"}[values.dtype.kind]
+            kinds = {"b": "i8", "i": "i8", "u": "i8", "f": "f8", "c": "c16"}
+            kind = kinds.get(values.dtype.kind)
+            if kind is None:
+                raise InputError(f"'{name}' holds {values.dtype}: numbers, booleans and text only")
             digest.update(np.ascontiguousarray(values).astype(f"<{kind}").tobytes())
     return digest.hexdigest()
 
@@ -132,7 +135,7 @@ def save(
         The folder cannot be written.
     """
     path = Path(path)
-    packed = _pack_complex(dataset)
+    packed = _pack_complex(dataset.drop_encoding())
     packed = packed.assign_attrs(
         **provenance(parameters, corpus_hash, device),
         attnlib_format=FORMAT,
@@ -142,6 +145,9 @@ def save(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         packed.to_netcdf(fresh, engine="h5netcdf")
+        with xr.open_dataset(fresh, engine="h5netcdf") as written:
+            if values_digest(written) != packed.attrs["values_sha256"]:
+                raise InputError(f"the values of {path.name} do not survive NetCDF: see its attrs")
         with open(fresh, "rb") as handle:
             os.fsync(handle.fileno())
         os.replace(fresh, path)
@@ -174,7 +180,7 @@ def load(path) -> xr.Dataset:
     # HDF5 reports damage by whatever its layers happen to raise.
     except Exception as error:
         raise InputError(f"{path} cannot be read ({error}): delete it and run again") from error
-    if data.attrs.get("attnlib_format") != FORMAT:
+    if data.attrs.get("attnlib_format") != FORMAT or "values_sha256" not in data.attrs:
         raise InputError(f"{path} is not a results file of this version of attnlib")
     if values_digest(data) != data.attrs["values_sha256"]:
         raise InputError(f"{path} is damaged (wrong hash): delete it and run again")

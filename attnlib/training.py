@@ -1,4 +1,4 @@
-"""Training that survives a kill, evaluation with a standard error, and checkpoints."""
+"""Training that survives a kill and resumes to the same weights."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from .checkpoints import (
+    check_keys,
     load_checkpoint,
-    load_weights,
-    pick_device,
     read_checkpoint,
     save_checkpoint,
 )
 from .corpus import batches, make_tokenizer, split_tokens, text_hash, windows
+from .device import autocast, pick_device
 from .errors import InputError
-from .evaluation import autocast, evaluate
+from .evaluation import evaluate
 from .gpt import GPT, GPTConfig
 
 
@@ -71,9 +70,13 @@ class TrainConfig:
     compile: bool = False
 
     def __post_init__(self):
-        for name in ("steps", "batch_size", "accumulate", "eval_every", "eval_windows"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is at least 1, not {getattr(self, name)}")
+        least = {"eval_windows": 3, "seed": 0}
+        names = ("steps", "batch_size", "accumulate", "eval_every", "checkpoint_every", *least)
+        for name in names:
+            if getattr(self, name) < least.get(name, 1):
+                raise InputError(
+                    f"{name} is at least {least.get(name, 1)}, not {getattr(self, name)}"
+                )
         if not (0 < self.learning_rate < math.inf and self.warmup >= 0 and self.clip > 0):
             raise InputError("learning_rate and clip are positive and finite, warmup not negative")
         if self.batch_size % self.accumulate:
@@ -163,7 +166,7 @@ def train(
     out : path-like, optional
         Folder of the run. A killed run continues from its last checkpoint there and ends with the
         weights of an unbroken one, bit for bit on a CPU with the same number of threads; a
-        finished run is loaded; a run of other parameters, text or code is replaced.
+        finished run is loaded; a run of other parameters, text or code is set aside.
     seed : int
         Of the initial weights.
     name, progress, position
@@ -237,9 +240,11 @@ class _Run:
         for path in [self.final, *self.steps()]:
             if path.is_dir() and (other := self._mark(path)) != mark:
                 # Somebody may have waited hours for it: set it aside rather than delete it.
-                aside = folder / f"superseded-{other[:8]}-{path.name}"
+                aside = folder / f"superseded-{other[:10]}-{path.name}"
                 shutil.rmtree(aside, ignore_errors=True)
                 os.replace(path, aside)
+        for path in folder.glob("superseded-unreadable-step-*"):
+            shutil.rmtree(path, ignore_errors=True)  # half of a checkpoint that a kill left
         self.finished = self.final.is_dir()
 
     @staticmethod
@@ -274,7 +279,8 @@ def _train_loop(model, training, held_out, config, meta, run, shown):
     first, losses = 0, []
     if run and run.steps():
         stored, weights, state = read_checkpoint(run.steps()[-1])
-        load_weights(model, weights, run.folder)
+        check_keys(model, weights, run.folder)
+        model.load_state_dict(weights)
         losses = list(state.pop("losses").to(device))
         _restore_training_state(state, model, optimizer, device)
         first, history = stored["step"], stored["history"]
@@ -311,15 +317,15 @@ def _train_loop(model, training, held_out, config, meta, run, shown):
             losses.append(total)
             bar.update(tokens_per_step)
             done = step + 1
+            due = (done % config.eval_every == 0, done % config.checkpoint_every == 0)
+            if (any(due) or done == config.steps) and not torch.isfinite(torch.stack(losses)).all():
+                raise InputError(
+                    f"{shown['desc']}: the loss is not finite at step {done}: lower learning_rate "
+                    f"({config.learning_rate}) or lengthen warmup ({config.warmup})"
+                )
             if done % config.eval_every == 0 or done == config.steps:
                 recent = float(torch.stack(losses).mean())
                 losses = []
-                if not np.isfinite(recent):
-                    raise InputError(
-                        f"{shown['desc']}: the loss is {recent} at step {done}: lower "
-                        f"learning_rate ({config.learning_rate}) or lengthen warmup "
-                        f"({config.warmup})"
-                    )
                 held = evaluate(model, held_out, precision=config.precision)
                 row = (done, recent, held["loss"], held["loss_se"], float(norm))
                 for key, value in zip(history, row, strict=True):

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 import xarray as xr
 
+from .ensemble import check_convention, ensemble_size, lag_rows, map_fields, stack_leading
 from .errors import InputError
-from .fields import check_convention, ensemble_size, lag_rows, map_fields, stack_leading
 
 OMEGA0 = 5.0
 NORMS = ("L1", "L2")
@@ -23,7 +23,7 @@ def scale_to_period(scale, omega0: float = OMEGA0, norm: str = "L1"):
     sqrt(2 + omega0^2))`` for ``"L2"``, whose factor a pulls the peak to larger scales
     (Torrence & Compo 1998, table 1). Scalars and arrays alike.
     """
-    _check_norm(norm)
+    _check_norm(norm, omega0)
     if norm == "L1":
         return 2 * math.pi * scale / omega0
     return 4 * math.pi * scale / (omega0 + math.sqrt(2 + omega0**2))
@@ -34,7 +34,9 @@ def period_to_scale(period, omega0: float = OMEGA0, norm: str = "L1"):
     return period / scale_to_period(1.0, omega0, norm)
 
 
-def _check_norm(norm: str) -> None:
+def _check_norm(norm: str, omega0: float) -> None:
+    if not 0 < omega0 < math.inf:
+        raise InputError(f"omega0 is a positive number, not {omega0}")
     if norm not in NORMS:
         raise InputError(f"norm is one of {NORMS}, not {norm!r}")
 
@@ -45,6 +47,16 @@ def check_scales(scales) -> np.ndarray:
     if scales.ndim != 1 or not len(scales) or not np.isfinite(scales).all() or scales.min() <= 0:
         raise InputError("scales are positive finite numbers (in tokens), at least one of them")
     return scales
+
+
+def scale_grid(smallest: float, largest: float, n: int) -> np.ndarray:
+    """`n` scales from `smallest` to `largest`, evenly spaced in their logarithm, at least 3."""
+    if not 0 < smallest < largest < math.inf or n < 3:
+        raise InputError(
+            f"a grid of scales has 0 < smallest < largest and at least 3 scales, not {n} from "
+            f"{smallest} to {largest}"
+        )
+    return np.geomspace(smallest, largest, n)
 
 
 def morlet_cwt(x: torch.Tensor, scales, omega0: float = OMEGA0, norm: str = "L1") -> torch.Tensor:
@@ -73,41 +85,53 @@ def morlet_cwt(x: torch.Tensor, scales, omega0: float = OMEGA0, norm: str = "L1"
     torch.Tensor
         ``(..., S, T)``, complex, on the device of `x`.
     """
-    _check_norm(norm)
+    _check_norm(norm, omega0)
     scales = check_scales(scales)
     if not x.is_floating_point():
         raise InputError(f"the signal is floating point, not {x.dtype}")
     t = x.shape[-1]
-    n_fft = 2 ** math.ceil(math.log2(2 * t))
-    omega = 2 * math.pi * torch.fft.fftfreq(n_fft, dtype=x.dtype, device=x.device)
-    a = torch.as_tensor(scales, dtype=x.dtype, device=x.device)[:, None]
-    factor = 2.0 if norm == "L1" else math.pi**-0.25 * (2 * math.pi * a).sqrt()
-    psi_hat = factor * torch.exp(-0.5 * (a * omega - omega0) ** 2) * (omega > 0)  # (S, n_fft)
-    x_hat = torch.fft.fft(x, n=n_fft).unsqueeze(-2)  # (..., 1, n_fft)
+    psi_hat = _psi_hat(t, scales, omega0, norm, x)  # (S, n_fft)
+    x_hat = torch.fft.fft(x, n=psi_hat.shape[-1]).unsqueeze(-2)  # (..., 1, n_fft)
     return torch.fft.ifft(x_hat * psi_hat)[..., :t]
 
 
-def _wavelet_matrix(t: int, scales, omega0, norm, like: torch.Tensor) -> torch.Tensor:
-    """Real and imaginary rows of the transform as a matrix, ``(S, T_b, 2, T_tau)``.
+def _psi_hat(t: int, scales, omega0: float, norm: str, like: torch.Tensor) -> torch.Tensor:
+    """Fourier transform of the wavelets on a grid for signals of length t: ``(S, n_fft)``."""
+    n_fft = 2 ** math.ceil(math.log2(2 * t))
+    omega = 2 * math.pi * torch.fft.fftfreq(n_fft, dtype=like.dtype, device=like.device)
+    a = torch.as_tensor(scales, dtype=like.dtype, device=like.device)[:, None]
+    factor = 2.0 if norm == "L1" else math.pi**-0.25 * (2 * math.pi * a).sqrt()
+    return factor * torch.exp(-0.5 * (a * omega - omega0) ** 2) * (omega > 0)
 
-    The transform of a unit impulse at tau is the column of the (linear) transform for tau.
+
+def _kernel(t: int, scales, omega0: float, norm: str, like: torch.Tensor) -> torch.Tensor:
+    """The transform as a convolution, W(a, b) = sum_tau k_a(b - tau) x(tau).
+
+    Real and imaginary part of k at the offsets -(t - 1) to t - 1: ``(S, 2, 2 t - 1)``.
     """
-    impulse = torch.eye(t, dtype=torch.float64, device=like.device)
-    w = morlet_cwt(impulse, scales, omega0, norm)  # (tau, S, b)
-    return torch.view_as_real(w.permute(1, 2, 0)).movedim(-1, 2).to(like.dtype)
+    k = torch.fft.ifft(_psi_hat(t, scales, omega0, norm, like.double()[:0]))  # (S, n_fft)
+    offsets = torch.arange(1 - t, t, device=like.device) % k.shape[-1]
+    return torch.view_as_real(k[:, offsets]).movedim(-1, 1).to(like)
 
 
-def _power_of_all_rows(x: torch.Tensor, psi: torch.Tensor) -> torch.Tensor:
-    """Mean over rows and documents of abs(W(a, b))^2: ``(N, R, T)`` rows -> ``(S, T)``.
+def _power_of_all_rows(x: torch.Tensor, kernel: torch.Tensor) -> tuple:
+    """Mean over rows and documents of abs(W(a, b))^2, ``(N, R, T)`` rows -> ``(S, T)``; and C.
 
     With C the lag covariance it is the quadratic form psi C psi*, two matrix products in all.
     """
     flat = x.flatten(0, 1)  # (N R, T)
     covariance = flat.T @ flat / len(flat)
-    return ((psi @ covariance) * psi).sum((-1, -2))
+    t = x.shape[-1]
+    position = torch.arange(t, device=x.device)
+    offset = position[:, None] - position + t - 1  # (b, tau): where k(b - tau) stands
+    power = []
+    for one in kernel:  # a scale at a time: T x T, not S x T x T
+        psi = one[:, offset]  # (2, b, tau)
+        power.append(((psi @ covariance) * psi).sum((0, 2)))
+    return torch.stack(power), covariance
 
 
-def _power_in_cone(x: torch.Tensor, psi: torch.Tensor, reach: np.ndarray) -> torch.Tensor:
+def _power_in_cone(x: torch.Tensor, kernel: torch.Tensor, reach: np.ndarray) -> tuple:
     """As above, but each (a, b) averages only the rows whose cone holds it.
 
     Row i has lags 0..i, so its cone holds (a, b) if reach_a <= b <= i - reach_a: the rows
@@ -119,6 +143,7 @@ def _power_in_cone(x: torch.Tensor, psi: torch.Tensor, reach: np.ndarray) -> tor
     power = x.new_full((n_scales, t), float("nan"))
     covariance = x.new_zeros(t, t)
     scale_index = np.arange(n_scales)
+    back = np.arange(t - 1, -1, -1)  # tau = 0.. stands at b + t - 1 - tau
     for i in range(t - 1, -1, -1):
         row = x[:, i, : i + 1]  # (N, i + 1): zero beyond
         covariance[: i + 1, : i + 1].addmm_(row.T, row)
@@ -126,10 +151,10 @@ def _power_in_cone(x: torch.Tensor, psi: torch.Tensor, reach: np.ndarray) -> tor
         inside = b >= reach
         if inside.any():
             s, at = scale_index[inside], b[inside]
-            some = psi[s, at]  # (pairs, 2, T)
-            energy = ((some @ covariance) * some).sum((-1, -2))
+            psi = kernel[s[:, None], :, at[:, None] + back]  # (pairs, T, 2)
+            energy = ((covariance @ psi) * psi).sum((-1, -2))
             power[s, at] = energy / (n * (t - i))
-    return power
+    return power, covariance
 
 
 def scalogram(
@@ -169,15 +194,15 @@ def scalogram(
         cone of each scale still holds, and those differ; with unit variance at every lag scales
         can be compared.
     n_blocks : int
-        Keep the power of this many blocks of documents, so that :func:`bootstrap_power` can
-        resample them without a second pass.
+        Keep the power of this many blocks of documents (dimension `block`), so that
+        :func:`bootstrap_power` can resample them without a second pass.
     device : str, optional
         Where to compute; by default where the data are.
 
     Returns
     -------
     xarray.Dataset
-        ``power`` (..., block, scale, lag), float64: mean of abs(W)^2; ``block_size`` (block);
+        ``power`` (..., [block,] scale, lag), float64: mean of abs(W)^2; ``block_size``;
         ``in_cone`` (scale, lag), true where the power can be trusted; ``rows`` (scale, lag), how
         many rows were averaged; ``autocorrelation`` (...), at lag distance 1, for the red-noise
         background. `scale` has the second coordinate `period`.
@@ -188,57 +213,74 @@ def scalogram(
     influence: sqrt(2) a). The average of abs(W)^2 as a quadratic form of the covariance is ours.
     """
     scales = check_scales(scales)
+    if (np.diff(scales) <= 0).any():
+        raise InputError("scales of a scalogram ascend")
     if rows not in ("cone", "all"):
         raise InputError(f"rows is 'cone' or 'all', not {rows!r}")
     if rows == "cone" and convention != "causal":
         raise InputError(f"convention={convention!r} has no cone of each row: use rows='all'")
+    n, t = ensemble_size(fields)
+    if not 1 <= n_blocks <= n:
+        raise InputError(f"n_blocks lies between 1 and the {n} snapshots, not {n_blocks}")
     reach = np.ceil(FOLD * scales).astype(int)
-    lag = None
+    if rows == "cone" and (2 * reach > t - 1).any():
+        raise InputError(
+            f"scale {scales[2 * reach > t - 1][0]:g} has no lag inside the cone of influence of "
+            f"windows of {t} tokens: the largest that has is {(t - 1) // 2 / FOLD:.1f}"
+        )
+    kernel = None
 
     def one(field: torch.Tensor):
-        nonlocal lag
+        nonlocal kernel
         check_convention(field, convention)
-        if not 1 <= n_blocks <= len(field):
-            raise InputError(f"n_blocks lies between 1 and the {len(field)} snapshots")
         if center:
             field = field - field.mean(0)
         x, lag = lag_rows(field, convention)
+        count = _rows_with_lag(x.shape[1], convention).to(x)
+        # Squares of float32 under- and overflow: the transform is linear, so scale there and back.
+        size = x.abs().max().clamp(min=torch.finfo(x.dtype).tiny)
+        x = x / size
         if standardize:
-            x = _unit_variance(x, convention)
-        psi = _wavelet_matrix(len(lag), scales, omega0, norm, x)
-        parts = [
-            _power_in_cone(part, psi, reach) if rows == "cone" else _power_of_all_rows(part, psi)
-            for part in x.tensor_split(n_blocks)
-        ]
-        return torch.stack(parts).double(), _lag_one_autocorrelation(x)
+            x, size = _unit_variance(x, count), 1.0
+        if kernel is None:
+            kernel = _kernel(len(lag), scales, omega0, norm, x)
+        parts, covariance = [], 0.0
+        for part in x.tensor_split(n_blocks):
+            if rows == "cone":
+                power, c = _power_in_cone(part, kernel, reach)
+            else:
+                power, c = _power_of_all_rows(part, kernel)
+            parts.append(power)
+            covariance = covariance + c
+        return (
+            torch.stack(parts).double() * float(size) ** 2,
+            _autocorrelation(covariance, count),
+            lag,
+        )
 
     results, dims, coords = map_fields(fields, one, device)
-    lead = tuple(len(coords[d]) for d in dims)
-    n, t = ensemble_size(fields)
-    if convention == "signed":
-        left, right, n_rows = lag + t - 1, t - 1 - lag, np.full((len(scales), len(lag)), t)
-    else:
-        left, right, n_rows = lag, t - 1 - lag, np.full((len(scales), len(lag)), t)
+    lead, lag = tuple(len(coords[d]) for d in dims), results[0][2]
+    left, right = (lag + t - 1 if convention == "signed" else lag), t - 1 - lag
     in_cone = (left >= reach[:, None]) & (right >= reach[:, None])
+    n_rows = np.full(in_cone.shape, t)
     if rows == "cone":
         n_rows = np.where(in_cone, t - (lag + reach[:, None]), 0)
-    sizes = [len(part) for part in np.array_split(np.arange(n), n_blocks)]
     data = xr.Dataset(
         {
             "power": (
                 (*dims, "block", "scale", "lag"),
                 stack_leading([r[0] for r in results], lead),
             ),
-            "block_size": ("block", np.array(sizes)),
+            "block_size": ("block", [len(b) for b in np.array_split(np.arange(n), n_blocks)]),
             "in_cone": (("scale", "lag"), in_cone),
             "rows": (("scale", "lag"), n_rows),
             "autocorrelation": (dims, stack_leading([r[1] for r in results], lead)),
         },
         coords={
             **coords,
-            "scale": scales,
-            "period": ("scale", scale_to_period(scales, omega0, norm)),
-            "lag": lag,
+            "scale": ("scale", scales, {"units": "tokens"}),
+            "period": ("scale", scale_to_period(scales, omega0, norm), {"units": "tokens"}),
+            "lag": ("lag", lag, {"units": "tokens"}),
         },
         attrs={
             "omega0": omega0,
@@ -248,23 +290,30 @@ def scalogram(
             "standardized": int(standardize),
         },
     )
-    data["scale"].attrs["units"] = data["period"].attrs["units"] = "tokens"
-    data["lag"].attrs["units"] = "tokens"
-    return data
+    return data if n_blocks > 1 else data.isel(block=0)
 
 
-def _unit_variance(x: torch.Tensor, convention: str) -> torch.Tensor:
-    """Rows ``(N, R, L)`` over their rms at each lag, counting only rows that have the lag."""
-    n_rows = x.shape[1]
-    ones = torch.ones(1, n_rows, n_rows, device=x.device)
-    has = lag_rows(ones.tril() if convention == "causal" else ones, convention)[0][0]
-    rms = (x.square().sum((0, 1)) / (len(x) * has.sum(0).clamp(min=1))).sqrt()
+def _rows_with_lag(t: int, convention: str) -> torch.Tensor:
+    """How many of the T rows have each lag ``(L,)``."""
+    ones = torch.ones(1, t, t)
+    return lag_rows(ones.tril() if convention == "causal" else ones, convention)[0][0].sum(0)
+
+
+def _unit_variance(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """Rows ``(N, R, L)`` over their rms at each lag, of the rows that have the lag."""
+    rms = (x.square().sum((0, 1)) / (len(x) * count)).sqrt()
     floor = torch.finfo(x.dtype).eps * rms.max()
     return torch.where(rms > floor, x / rms.clamp(min=floor), 0.0)
 
 
-def _lag_one_autocorrelation(x: torch.Tensor) -> torch.Tensor:
-    """Autocorrelation between neighbouring lags, over all rows and documents."""
-    first, second = x[..., :-1].double(), x[..., 1:].double()
-    norm = (first.square().sum() * second.square().sum()).sqrt()
-    return (first * second).sum() / norm if norm > 0 else norm
+def _autocorrelation(covariance: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """Correlation between neighbouring lags, from their covariance ``(L, L)`` over all rows.
+
+    Rows that have a lag but not its neighbour count in the variance alone, so each variance is
+    taken for the rows that have both.
+    """
+    variance = covariance.diagonal().double() / count  # each over the rows that have the lag
+    both = torch.minimum(count[1:], count[:-1]).double()
+    norm = ((variance[1:] * both).sum() * (variance[:-1] * both).sum()).sqrt()
+    together = covariance.diagonal(1).double().sum()
+    return together / norm if norm > 0 else norm

@@ -36,6 +36,8 @@ def test_it_replaces_an_earlier_one_whole(tmp_path):
         ({"n_layer": 3}, "checkpoint has none"),
         ({"attention": "ega-1"}, "blocks.0.attention.alpha"),
         ({"norm": False}, "model has none"),
+        ({"n_head": 4}, "n_head: model 4, checkpoint 2"),
+        ({"context": 8, "normalize_over": "key"}, "normalize_over: model key"),
     ],
 )
 def test_another_architecture_is_refused_by_key(tmp_path, changes, names):
@@ -56,6 +58,20 @@ def test_damage_is_seen(tmp_path):
     path.write_bytes(content)
     with pytest.raises(InputError, match="damaged"):
         load_checkpoint(tmp_path / "c")
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", '{"sha256": {}}', "\x00"])
+def test_a_damaged_record_is_refused(tmp_path, content):
+    save_checkpoint(tmp_path / "c", GPT(CONFIG))
+    (tmp_path / "c" / "meta.json").write_text(content)
+    with pytest.raises(InputError, match="delete it and train anew"):
+        load_checkpoint(tmp_path / "c")
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path):
+    with pytest.raises(TypeError):
+        save_checkpoint(tmp_path / "c", GPT(CONFIG), meta={"x": object()})
+    assert not list(tmp_path.iterdir())
 
 
 def test_nothing_there(tmp_path):

@@ -129,7 +129,7 @@ def test_other_refusals():
         effective_rank([1.0], 0.0)
     with pytest.raises(InputError, match="spectrum of zeros"):
         effective_rank([0.0, 0.0])
-    with pytest.raises(InputError, match="first < n_fit"):
+    with pytest.raises(InputError, match="at least 5 of them"):
         spectral_concentration(np.ones(9), n_fit=1)
     with pytest.raises(InputError, match="dimension 'mode'"):
         effective_rank(xr.DataArray([1.0], dims="k"))

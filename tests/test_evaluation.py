@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from attnlib import InputError, evaluate, ngram_loss, prefix_losses, window_losses
+from attnlib import (
+    InputError,
+    evaluate,
+    look_ahead,
+    ngram_loss,
+    paired_difference,
+    position_losses,
+    prefix_losses,
+    window_losses,
+)
 
 
 @pytest.fixture
@@ -32,6 +41,23 @@ def test_prefix_losses_of_a_model_that_looks_ahead_are_not(tiny_model, tokens):
     model = tiny_model(attention="ega-1")
     difference = prefix_losses(model, tokens, range(1, 13)).mean(1) - window_losses(model, tokens)
     assert float(difference.abs().max()) > 1e-4
+
+
+def test_positions_of_windows_are_prefixes_of_a_causal_model(tiny_model, tokens):
+    model = tiny_model(attention="ega-1", normalize_over="key")
+    torch.testing.assert_close(
+        prefix_losses(model, tokens, range(1, 13)), position_losses(model, tokens),
+        atol=1e-5, rtol=1e-5,
+    )  # fmt: skip
+    assert look_ahead(model, tokens) == 0
+    assert look_ahead(tiny_model(attention="ega-1"), tokens) > 1e-4
+
+
+def test_paired_differences():
+    losses = torch.tensor([[1.0, 2.0, 3.0], [1.5, 2.0, 4.0]])
+    mean, se = paired_difference(losses)
+    assert mean.tolist() == [0.0, 0.5]
+    assert se[1].item() == pytest.approx(0.5 / math.sqrt(3))
 
 
 def test_standard_errors(tiny_model, tokens):

@@ -8,6 +8,7 @@ from attnlib import (
     InputError,
     bootstrap,
     effective_rank,
+    pod,
     rank_curve,
     scale_gram,
     spectral_concentration,
@@ -72,16 +73,39 @@ def test_coverage_of_a_smooth_statistic():
         return spectral_concentration(values)["participation_ratio"].values
 
     hits = 0
-    for seed in range(40):
+    for seed in range(100):
         x = np.random.default_rng(seed).normal(size=(80, 3)) * weights
         interval = bootstrap(gram_of(x), participation, 100, seed)
         hits += interval["low"].item() <= true <= interval["high"].item()
-    assert hits >= 33  # 95% of 40 is 38; fewer than 33 has a chance below 1%
+    assert hits >= 89  # of 100; fewer has a chance of 0.4% if each covers 95%
+
+
+def test_an_integer_statistic_that_hardly_varies_stays_in_its_interval():
+    x = np.random.default_rng(0).normal(size=(40, 3)) * [30, 20, 1]
+    result = bootstrap(gram_of(x), lambda v: effective_rank(v)["H"].values.astype(float), 50)
+    assert result["low"].item() <= result["estimate"].item() <= result["high"].item()
+
+
+def test_several_statistics_share_their_resamples(make_fields):
+    gram = scale_gram(make_fields(n=12), [2.0, 4.0])
+    both = bootstrap(gram, lambda v: {"lead": leading_share(v), "total": v.sum(1)}, 40, seed=2)
+    assert both["low"].dims == ("layer", "scale", "statistic")
+    alone = bootstrap(gram, leading_share, 40, seed=2)
+    xr.testing.assert_allclose(both.sel(statistic="lead", drop=True), alone)
+
+
+def test_the_level_widens_the_interval(make_fields):
+    gram = scale_gram(make_fields(n=20), [2.0])
+    narrow, wide = (bootstrap(gram, leading_share, 200, level=v) for v in (0.5, 0.95))
+    assert (wide["low"] < narrow["low"]).all()
+    assert (narrow["high"] < wide["high"]).all()
+    ratio = (wide["high"] - wide["low"]) / (narrow["high"] - narrow["low"])
+    assert 2 < ratio.mean().item() < 4.5  # 1.96 / 0.67 = 2.9 for a normal statistic
 
 
 def test_a_statistic_that_is_not_there_stays_so():
     x = np.random.default_rng(0).normal(size=(6, 3))
-    result = bootstrap(gram_of(x), lambda v: np.full(len(v), np.nan), 10)
+    result = bootstrap(gram_of(x), lambda v: np.full(len(v), np.nan), 20)
     assert np.isnan(result["low"].item())
 
 
@@ -99,15 +123,23 @@ def test_curves_tell_a_rank_from_a_count():
     np.testing.assert_array_equal(curve["H"].isel(size=-1), full.isel(scale=0))
 
 
-@pytest.mark.parametrize("sizes", [[10], [2, 5], [5, 13], []])
+@pytest.mark.parametrize("sizes", [[10], [2, 5], [5, 13], [3.7, 6.2]])
 def test_impossible_sizes(make_fields, sizes):
-    with pytest.raises(InputError, match="from 3 to the 12 snapshots"):
+    with pytest.raises(InputError, match="whole numbers"):
         rank_curve(scale_gram(make_fields(), [2.0]), sizes)
 
 
 def test_wrong_input():
     with pytest.raises(InputError, match="from scale_gram"):
         bootstrap(np.eye(4), leading_share)
+    for bad, message in ((np.nan, "not finite"), (0.3, "not symmetric")):
+        gram = np.eye(4)
+        gram[1, 2] = bad  # above the diagonal, where eigensolvers do not look
+        for function in (spectrum, lambda g: bootstrap(g, leading_share), lambda g: pod(g, [2.0])):
+            with pytest.raises(InputError, match=message):
+                function(xr.DataArray(gram, dims=("snapshot", "snapshot_")))
+    with pytest.raises(InputError, match="at least 20"):
+        bootstrap(xr.DataArray(np.eye(4), dims=("snapshot", "snapshot_")), leading_share, 10)
     small = xr.DataArray(np.eye(2), dims=("snapshot", "snapshot_"))
     with pytest.raises(InputError, match="at least 3"):
         bootstrap(small, leading_share)

@@ -37,12 +37,22 @@ def autoregression(r):
 
 
 @pytest.mark.parametrize("norm", ["L1", "L2"])
-@pytest.mark.parametrize("r", [0.0, 0.6])
-def test_red_noise_background_fits_red_noise(norm, r):
-    s = scalogram(fields_of(autoregression(r)), GRID, norm=norm)
-    assert s["autocorrelation"].item() == pytest.approx(r, abs=0.02)
+@pytest.mark.parametrize("r", [0.0, 0.6, 0.9])
+def test_red_noise_has_the_background_of_red_noise_and_no_dominant_scale(norm, r):
+    fields = fields_of(autoregression(r), n=60)
+    s = scalogram(fields, GRID, norm=norm, standardize=True, n_blocks=15)
+    assert s["autocorrelation"].item() == pytest.approx(r, abs=0.03)
     ratio = (global_power(s) / red_noise(s)).values
-    np.testing.assert_allclose(ratio[:, GRID > 3], 1, atol=0.12)
+    np.testing.assert_allclose(ratio, 1, atol=0.06)
+    assert dominant_scales(s, 3)["dominant"].notnull().any()  # bare maxima, of noise alone
+    found = dominant_scales(s, 3, interval=bootstrap_power(s))
+    assert found["dominant"].isnull().all()
+
+
+def test_the_level_is_fitted_where_lags_differ():
+    s = scalogram(fields_of(autoregression(0.5)), GRID)
+    ratio = np.log(global_power(s) / red_noise(s))
+    assert ratio.mean().item() == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize("period", [6.0, 11.0])
@@ -52,43 +62,69 @@ def test_a_planted_period_is_dominant(period):
         wave = np.cos(2 * np.pi * np.arange(t) / period + phase)
         return wave + autoregression(0.5)(rng, n, t)
 
-    found = dominant_scales(scalogram(fields_of(make), GRID), 2)
+    s = scalogram(fields_of(make), GRID, standardize=True, n_blocks=10)
+    found = dominant_scales(s, 2, interval=bootstrap_power(s))
     assert scale_to_period(found["dominant"].values[0, 0]) == pytest.approx(period, rel=0.1)
     assert found["excess"].values[0, 0] > 1.2
 
 
-def dataset(power):
+def dataset(power, scale=None):
     power = np.asarray(power, dtype=float)
     return xr.Dataset(
         {
-            "power": (("layer", "block", "scale", "lag"), power[None, None, :, None]),
-            "block_size": ("block", [1]),
+            "power": (("layer", "scale", "lag"), power[None, :, None]),
             "in_cone": (("scale", "lag"), np.ones((len(power), 1), bool)),
             "rows": (("scale", "lag"), np.ones((len(power), 1), int)),
         },
-        coords={"layer": [1], "scale": np.arange(1.0, len(power) + 1)},
+        coords={"layer": [1], "scale": np.arange(1.0, len(power) + 1) if scale is None else scale},
+    )
+
+
+FLAT = dataset([1, 1, 1, 1, 1])
+
+
+def dominant(power, **options):
+    return dominant_scales(dataset(power), 2, background=FLAT, **options)["dominant"].values[0]
+
+
+def interval(low, high):
+    scale = {"scale": np.arange(1.0, 6), "layer": [1]}
+    return xr.Dataset(
+        {"low": (("layer", "scale"), [low]), "high": (("layer", "scale"), [high])}, scale
     )
 
 
 def test_the_edge_of_the_grid_is_never_dominant():
-    flat = xr.DataArray(np.ones((1, 5)), dims=("layer", "scale"))
-    rising = dominant_scales(dataset([1, 2, 3, 4, 5]), 2, background=flat)
-    assert np.isnan(rising["dominant"]).all()
-    inner = dominant_scales(dataset([9, 2, 3, 2, 9]), 2, background=flat)
-    assert inner["dominant"].values.tolist()[0][0] == 3.0
-    assert np.isnan(inner["dominant"].values[0, 1])
+    assert np.isnan(dominant([1, 2, 3, 4, 5])).all()
+    np.testing.assert_array_equal(dominant([9, 2, 3, 2, 9]), [3.0, np.nan])
 
 
-def test_the_background_may_be_another_scalogram():
-    found = dominant_scales(dataset([1, 2, 8, 2, 1]), 1, background=dataset([1, 1, 8, 1, 1]))
-    assert np.isnan(found["dominant"]).all() or found["dominant"].values[0, 0] != 3.0
+def test_less_power_than_the_background_is_not_dominant():
+    assert np.isnan(dominant([0.1, 0.2, 0.9, 0.2, 0.1])).all()
+
+
+def test_a_maximum_within_its_interval_is_not_dominant():
+    shallow = [2.0, 2.1, 2.2, 2.1, 2.0]
+    low, high = [v * 0.8 for v in shallow], [v * 1.25 for v in shallow]
+    assert np.isnan(dominant(shallow, interval=interval(low, high))).all()
+    low, high = [v * 0.99 for v in shallow], [v * 1.01 for v in shallow]
+    np.testing.assert_array_equal(dominant(shallow, interval=interval(low, high)), [3.0, np.nan])
+    low = [0.9] * 5  # below the background
+    assert np.isnan(dominant(shallow, interval=interval(low, [v * 1.01 for v in shallow]))).all()
+
+
+def test_the_background_may_be_another_scalogram_on_the_same_scales():
     found = dominant_scales(dataset([1, 2, 8, 2, 1]), 1, background=dataset([1, 1, 2, 1, 1]))
     assert found["dominant"].values[0, 0] == 3.0
     assert found["excess"].values[0, 0] == 4.0
+    with pytest.raises(InputError, match="other scales"):
+        dominant_scales(dataset([1, 2, 8]), 1, background=dataset([1, 1, 1], [2.0, 3.0, 4.0]))
 
 
-def test_scales_whose_cone_is_empty_have_no_power(make_fields):
-    power = global_power(scalogram(make_fields(t=20), [2.0, 30.0]))
+def test_scales_whose_cone_is_empty_are_refused_or_blank(make_fields):
+    with pytest.raises(InputError, match=r"scale 30 has no lag inside the cone.*is 6\.4"):
+        scalogram(make_fields(t=20), [2.0, 30.0])
+    power = global_power(scalogram(make_fields(t=20), [2.0, 30.0], rows="all"))
     assert np.isfinite(power.sel(scale=2.0)).all()
     assert np.isnan(power.sel(scale=30.0)).all()
 
@@ -101,11 +137,32 @@ def test_intervals_hold_the_estimate_and_shrink(make_fields):
     assert (power < interval["high"]).all()
     narrow = scalogram(make_fields(n=120, t=30), [2.0, 4.0], n_blocks=120)
     shrunk = bootstrap_power(narrow, 400)
+    inner = bootstrap_power(wide, 400, level=0.5)
+    assert (inner["low"] > interval["low"]).all()
+    assert (inner["high"] < interval["high"]).all()
     ratio = (shrunk["high"] - shrunk["low"]) / (interval["high"] - interval["low"])
     assert float(ratio.max()) < 0.6  # 1 / sqrt(10) in the limit
     xr.testing.assert_identical(
         bootstrap_power(wide, 50, seed=1), bootstrap_power(wide, 50, seed=1)
     )
+
+
+def test_blocks_count_by_their_size():
+    power = np.array([[1.0], [4.0]])[:, :, None]
+    s = xr.Dataset(
+        {
+            "power": (("block", "scale", "lag"), power),
+            "block_size": ("block", [3, 1]),
+            "in_cone": (("scale", "lag"), [[True]]),
+            "rows": (("scale", "lag"), [[1]]),
+        },
+        coords={"scale": [1.0]},
+    )
+    assert global_power(s).item() == pytest.approx(7 / 4)
+    twice = xr.DataArray([0, 2], dims="block")
+    assert global_power(s, twice).item() == pytest.approx(4)
+    both = xr.DataArray([1, 1], dims="block")
+    assert global_power(s, both).item() == pytest.approx(7 / 4)
 
 
 def test_refusals(make_fields):

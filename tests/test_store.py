@@ -101,6 +101,16 @@ def test_a_foreign_file_is_refused(tmp_path):
         load(tmp_path / "f.nc")
 
 
+def test_what_netcdf_would_change_is_refused_before_it_replaces_anything(tmp_path):
+    path = save(example(), tmp_path / "r.nc")
+    days = xr.Dataset({"t": ("x", [1.0, 2.0], {"units": "days since 2000-01-01"})})
+    for bad in (days, xr.Dataset({"t": ("x", np.array(["2000"], dtype="M8[ns]"))})):
+        with pytest.raises(InputError):
+            save(bad, path)
+    assert "power" in load(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["r.nc"]
+
+
 def test_a_missing_file_names_the_notebook_to_run(tmp_path):
     with pytest.raises(InputError, match="run the notebook 04_scale_selective_pod first"):
         load(tmp_path / "04_scale_selective_pod.nc")

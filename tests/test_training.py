@@ -93,7 +93,7 @@ def test_another_run_is_set_aside_not_deleted(tmp_path, other):
         SHAPE, arguments["text"], arguments["config"], tmp_path, seed=arguments["seed"],
         progress=False,
     )  # fmt: skip
-    aside = tmp_path / f"superseded-{mark[:8]}-final"
+    aside = tmp_path / f"superseded-{mark[:10]}-final"
     assert (aside / "model.safetensors").is_file()
 
 
@@ -117,6 +117,13 @@ def test_two_processes_do_not_share_a_run(tmp_path, monkeypatch):
 
 def _raise(error):
     raise error
+
+
+def test_weights_that_are_not_finite_are_never_checkpointed(tmp_path):
+    config = replace(SHORT, learning_rate=1e30, eval_every=12, checkpoint_every=2)
+    with pytest.raises(InputError, match="not finite at step"):
+        train(SHAPE, TEXT, config, tmp_path, progress=False)
+    assert not list(tmp_path.glob("step-*"))
 
 
 def test_accumulation_gives_the_same_steps():
@@ -178,6 +185,9 @@ def test_refusals(arguments, message):
         ({"steps": 0}, "steps is at least 1"),
         ({"learning_rate": float("nan")}, "positive and finite"),
         ({"warmup": -1}, "positive and finite"),
+        ({"checkpoint_every": 0}, "checkpoint_every is at least 1"),
+        ({"eval_windows": 2}, "eval_windows is at least 3"),
+        ({"seed": -1}, "seed is at least 0"),
     ],
 )
 def test_impossible_settings(bad, message):

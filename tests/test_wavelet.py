@@ -7,9 +7,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnlib import InputError, lag_rows, morlet_cwt, period_to_scale, scale_to_period, scalogram
+from attnlib import (
+    InputError,
+    lag_rows,
+    morlet_cwt,
+    period_to_scale,
+    scale_grid,
+    scale_to_period,
+    scalogram,
+)
 
 GRID = 2 ** np.linspace(1, 4, 10)
+FINE = 2 ** np.linspace(1, 3.5, 8)  # fits the cone of 40 tokens
 
 
 def sine(period, t=512, amplitude=1.0, phase=0.3):
@@ -133,21 +142,21 @@ def direct_power(field, scales, rows):
 @pytest.mark.parametrize("rows", ["cone", "all"])
 def test_scalogram_against_transforming_every_row(make_fields, rows):
     fields = make_fields(n=7, t=40)
-    s = scalogram(fields, GRID, rows=rows)
-    assert s["power"].dims == ("layer", "block", "scale", "lag")
+    s = scalogram(fields, FINE, rows=rows)
+    assert s["power"].dims == ("layer", "scale", "lag")
     for layer in (1, 2):
-        expected = direct_power(torch.from_numpy(fields.sel(layer=layer).values), GRID, rows)
-        got = s["power"].sel(layer=layer).isel(block=0).values
+        expected = direct_power(torch.from_numpy(fields.sel(layer=layer).values), FINE, rows)
+        got = s["power"].sel(layer=layer).values
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5 * np.nanmax(expected))
         if rows == "cone":
             np.testing.assert_array_equal(s["in_cone"], np.isfinite(expected))
-    np.testing.assert_allclose(s["period"], scale_to_period(GRID))
+    np.testing.assert_allclose(s["period"], scale_to_period(FINE))
 
 
 def test_the_cone_is_a_mask_of_the_result(make_fields):
-    s = scalogram(make_fields(t=40), [2.0, 8.0, 16.0])
-    # reach 3, 12, 23: lags reach .. 39 - reach.
-    assert s["in_cone"].sum("lag").values.tolist() == [34, 16, 0]
+    s = scalogram(make_fields(t=40), [2.0, 8.0])
+    # reach 3 and 12: lags reach .. 39 - reach.
+    assert s["in_cone"].sum("lag").values.tolist() == [34, 16]
     assert np.isnan(s["power"].where(~s["in_cone"])).all()
     rows = s["rows"].sel(scale=8.0, lag=[11, 12, 20, 27, 28]).values.tolist()
     assert rows == [0, 16, 8, 1, 0]
@@ -155,10 +164,11 @@ def test_the_cone_is_a_mask_of_the_result(make_fields):
 
 def test_blocks_add_up_to_the_whole(make_fields):
     fields = make_fields(n=10, t=40)
-    whole, parts = scalogram(fields, GRID), scalogram(fields, GRID, n_blocks=4)
+    whole, parts = scalogram(fields, FINE), scalogram(fields, FINE, n_blocks=4)
     assert parts["block_size"].values.tolist() == [3, 3, 2, 2]
     mean = (parts["power"] * parts["block_size"]).sum("block", skipna=False) / 10
-    np.testing.assert_allclose(mean, whole["power"].isel(block=0), rtol=1e-4)
+    np.testing.assert_allclose(mean, whole["power"], rtol=1e-4)
+    assert "block" not in whole.dims
 
 
 def test_a_planted_pattern_is_found_by_the_causal_reading_alone():
@@ -171,17 +181,34 @@ def test_a_planted_pattern_is_found_by_the_causal_reading_alone():
     fields = torch.from_numpy((strength * pattern + noise)[None]).float()
     grid = np.geomspace(2, 24, 60)
     causal = scalogram(fields, grid)
-    peak = causal["power"].isel(layer=0, block=0).mean("lag").idxmax()
+    peak = causal["power"].isel(layer=0).mean("lag").idxmax()
     assert scale_to_period(float(peak)) == pytest.approx(12, rel=0.05)
     published = scalogram(fields, grid, convention="published", rows="all", center=False, norm="L2")
-    peak = published["power"].isel(layer=0, block=0).sum("lag").idxmax()
+    peak = published["power"].isel(layer=0).sum("lag").idxmax()
     assert abs(scale_to_period(float(peak), norm="L2") / 12 - 1) > 0.3
+
+
+def test_standardised_lags_have_unit_variance(make_fields):
+    """Scaling each lag by anything changes nothing; white noise then has its known power."""
+    fields = make_fields(n=9, t=40).astype("float64")
+    u = fields - fields.mean("snapshot")
+    decay = 1 / (1 + np.maximum(np.subtract.outer(np.arange(40), np.arange(40)), 0)) ** 2
+    a, b = (scalogram(f, FINE, standardize=True)["power"] for f in (u, u * decay))
+    np.testing.assert_allclose(a, b, rtol=1e-6)
+    noise = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 200, 60, 60)) * np.tri(60))
+    s = scalogram(3 * noise, [2.5, 5.0, 8.0], standardize=True)
+    for scale in (2.5, 5.0, 8.0):
+        # |W|^2 of unit white noise: the energy of the kernel, 2 / (a sqrt(pi)) in all.
+        expected = 2 / (scale * np.sqrt(np.pi))
+        middle = s["power"].sel(scale=scale).where(s["in_cone"].sel(scale=scale)).mean("lag")
+        assert middle.item() == pytest.approx(expected, rel=0.06), scale
+    assert abs(s["autocorrelation"].item()) < 0.02
 
 
 def test_heads_pass_through(make_fields):
     fields = make_fields().expand_dims(head=[1, 2, 3], axis=1)
     s = scalogram(fields, [2.0])
-    assert s["power"].dims == ("layer", "head", "block", "scale", "lag")
+    assert s["power"].dims == ("layer", "head", "scale", "lag")
     one = scalogram(fields.isel(head=0), [2.0])["power"]
     np.testing.assert_array_equal(s["power"].isel(head=2), one)
 
@@ -195,8 +222,29 @@ def test_heads_pass_through(make_fields):
         ({"convention": "forward", "rows": "all"}, "convention is one of"),
         ({"norm": "L3"}, "norm is one of"),
         ({"n_blocks": 13}, "between 1 and the 12"),
+        ({"omega0": -5.0}, "omega0 is a positive number"),
     ],
 )
 def test_refusals(make_fields, options, message):
     with pytest.raises(InputError, match=message):
         scalogram(make_fields(), [2.0], **options)
+
+
+def test_scales_ascend_and_grids_have_three(make_fields):
+    with pytest.raises(InputError, match="ascend"):
+        scalogram(make_fields(), [4.0, 2.0])
+    np.testing.assert_allclose(scale_grid(2, 32, 5), [2, 4, 8, 16, 32])
+    for bad in ((2, 32, 2), (0, 32, 5), (32, 2, 5), (2, np.inf, 5)):
+        with pytest.raises(InputError, match="0 < smallest < largest"):
+            scale_grid(*bad)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1e15, 1e30])
+@pytest.mark.parametrize("standardize", [False, True])
+def test_the_size_of_the_numbers_does_not_matter(make_fields, size, standardize):
+    fields = make_fields(t=30)
+    options = {"standardize": standardize}
+    small = scalogram(fields * np.float32(size), [2.0, 4.0], **options)["power"]
+    expected = scalogram(fields, [2.0, 4.0], **options)["power"]
+    factor = 1.0 if standardize else size**2
+    np.testing.assert_allclose(small / factor, expected, rtol=1e-3)
