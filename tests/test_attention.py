@@ -172,3 +172,14 @@ def test_who_looks_ahead(tiny_model, attention, over, causal):
         assert float(difference) == 0
     else:
         assert float(difference) > 1e-4
+
+
+def test_a_bias_per_key_is_not_rounded_to_bfloat16():
+    q, k, v = qkv(dtype=torch.float32)
+    bias = torch.randn(B, H, T, generator=torch.Generator().manual_seed(5)) * 3 + 0.123
+    errors = []
+    for b in (None, bias):
+        exact, _ = softmax_attention(q, k, v, bias=b)
+        low, _ = softmax_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), bias=b)
+        errors.append(float((low.float() - exact).abs().max()))
+    assert errors[1] < 2 * errors[0]

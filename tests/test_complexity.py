@@ -133,3 +133,16 @@ def test_other_refusals():
         spectral_concentration(np.ones(9), n_fit=1)
     with pytest.raises(InputError, match="dimension 'mode'"):
         effective_rank(xr.DataArray([1.0], dims="k"))
+
+
+def test_the_first_few_eigenvalues_are_not_a_spectrum(make_fields):
+    from attnlib import pod, scale_gram, spectrum
+
+    fields = make_fields(n=20)
+    modes = pod(fields, [2.0], 5)
+    for function in (effective_rank, spectral_concentration):
+        with pytest.raises(InputError, match=r"first 5 of 19 eigenvalues.*spectrum\(scale_gram"):
+            function(modes["eigenvalue"])
+    whole = spectrum(scale_gram(fields, [2.0]))
+    assert effective_rank(whole)["largest"] == 19
+    np.testing.assert_allclose(whole.isel(mode=slice(5)), modes["eigenvalue"], rtol=1e-6)

@@ -2,6 +2,10 @@
 
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 from conftest import run_graph
@@ -94,3 +98,23 @@ def test_a_mistake_in_the_preset_stops_the_graph_before_anything_runs(tree):
     done = run_graph("book", "--dry-run", cwd=tree)
     assert done.returncode != 0
     assert "Did you mean 'n_draws'" in done.stdout + done.stderr
+
+
+def test_a_killed_build_continues(tree):
+    """Snakemake's lock outlives a kill; ours does not, and clears the way."""
+    (tree / "results" / "smoke" / "05_complexity.nc").unlink()
+    command = [sys.executable, "-m", "attnlib", "make", "notebooks", "--preset", "smoke"]
+    process = subprocess.Popen(
+        command, cwd=tree, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    for line in process.stderr:
+        if "05_complexity: running" in line:
+            break
+    time.sleep(2)
+    process.send_signal(signal.SIGKILL)  # Snakemake itself: the command has become it
+    process.wait()
+    process.stderr.close()
+    assert list((tree / ".snakemake" / "locks").iterdir())
+    again = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0, again.stderr
+    assert (tree / "results" / "smoke" / "05_complexity.nc").is_file()

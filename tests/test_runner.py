@@ -19,6 +19,7 @@ from attnlib.runner import (
     results_read,
     run_notebook,
     sync,
+    used_parameters,
 )
 
 NOTEBOOK = textwrap.dedent(
@@ -132,8 +133,7 @@ def test_a_run_leaves_the_executed_notebook(project, capfd):
     assert main(["run", "1", "-p", "size=6", "--out", "here", "--no-progress"]) == 0
     path = project / "here" / "notebooks" / "01_small.ipynb"
     assert capfd.readouterr().out.strip() == str(path)
-    assert printed(path).startswith("3.0 ['a'] None False")
-    assert str(project / "here") in printed(path)
+    assert printed(path) == "3.0 ['a'] None False here\n"
 
 
 def test_presets_give_parameters_and_the_command_line_overrides(project):
@@ -147,11 +147,24 @@ def test_a_failing_notebook_is_kept_and_the_error_is_short(project, capsys):
     assert main(["run", "1", "-p", "size=13", "--out", str(out), "--no-progress"]) == 2
     shown = capsys.readouterr().err
     assert "ValueError: thirteen is not allowed" in shown
-    assert len(shown.splitlines()) < 5
+    assert len(shown.splitlines()) < 6
     assert (out / "notebooks" / "01_small.failed.ipynb").is_file()
     assert not (out / "notebooks" / "01_small.ipynb").exists()
     run_notebook("1", {}, out, progress=False)
     assert [p.name for p in (out / "notebooks").iterdir()] == ["01_small.ipynb"]
+
+
+def test_another_build_is_refused_and_a_stale_lock_is_not_in_the_way(project):
+    import fcntl
+
+    from attnlib.graph import make
+
+    with open(project / ".graph.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(InputError, match="another build is running"):
+            make("book", "quick")
+    with pytest.raises(InputError, match="no preset 'fast'"):
+        make("book", "fast")
 
 
 def test_a_hung_cell_meets_its_limit(project):
@@ -199,24 +212,77 @@ def test_two_parameter_cells_are_refused(project):
         notebook_parameters("01_small")
 
 
-def test_sync_goes_both_ways(project):
-    import os
+def edit(paired, text):
+    """Edit a paired notebook as Jupyter does: cells, outputs, its own kernel name."""
+    notebook = json.loads(paired.read_text())
+    notebook["cells"][0]["source"] = text
+    stream = {"output_type": "stream", "name": "stdout", "text": "x"}
+    notebook["cells"][1].update(outputs=[stream], execution_count=1)
+    notebook["metadata"]["kernelspec"]["display_name"] = "Python 3 (ipykernel)"
+    paired.write_text(json.dumps(notebook))
 
+
+def test_sync_goes_both_ways_and_loses_nothing(project):
     (paired,) = sync()
     text = project / "notebooks" / "01_small.md"
-    notebook = json.loads(paired.read_text())
-    notebook["cells"][0]["source"] = "# Edited in Jupyter"
-    notebook["cells"][1]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": "x"}]
-    paired.write_text(json.dumps(notebook))
-    later = text.stat().st_mtime + 10
-    os.utime(paired, (later, later))
+    original = text.read_text()
+    sync()
+    assert text.read_text() == original  # nothing was edited
+    edit(paired, "# Edited in Jupyter")
     sync()
     assert "# Edited in Jupyter" in text.read_text()
+    assert "ipykernel" not in text.read_text()
     assert notebook_parameters("01_small")["size"]["default"] == 3  # the tag survived
+    sync()
+    assert '"x"' in paired.read_text()  # outputs stay
     text.write_text(text.read_text().replace("Edited in Jupyter", "Edited as text"))
-    os.utime(text, (later + 10, later + 10))
     sync()
     assert "Edited as text" in paired.read_text()
+    assert '"x"' in paired.read_text()
+
+
+def test_sync_refuses_when_both_sides_were_edited(project):
+    (paired,) = sync()
+    text = project / "notebooks" / "01_small.md"
+    edit(paired, "# Edited in Jupyter")
+    text.write_text(text.read_text().replace("# Small", "# Edited as text"))
+    before = text.read_text(), paired.read_text()
+    with pytest.raises(InputError, match="both sides were edited"):
+        sync()
+    assert (text.read_text(), paired.read_text()) == before
+
+
+def test_a_notebook_runs_once_at_a_time_in_a_folder(project):
+    from filelock import FileLock
+
+    (project / "r").mkdir()
+    with FileLock(project / "r" / ".01_small.lock"):
+        with pytest.raises(InputError, match="running already"):
+            run_notebook("1", {}, project / "r", progress=False)
+        run_notebook("1", {}, project / "other", progress=False)
+
+
+def test_pages_say_their_preset(project):
+    (project / "config" / "smoke.yaml").write_text("common:\n  size: 1\n")
+    path = run_notebook("1", {}, preset="smoke", progress=False)
+    first = json.loads(path.read_text())["cells"][0]["source"]
+    assert "".join(first).startswith("# Small\n\n:::{warning}\nComputed with the preset `smoke`.")
+    assert "preset" not in (project / "notebooks" / "01_small.md").read_text()
+
+
+def test_paths_count_from_where_the_command_is_given(project, monkeypatch, capfd):
+    below = project / "below"
+    below.mkdir()
+    monkeypatch.chdir(below)
+    assert main(["run", "1", "--out", "mine", "--no-progress"]) == 0
+    assert (below / "mine" / "notebooks" / "01_small.ipynb").is_file()
+    assert "below/mine" in printed(below / "mine" / "notebooks" / "01_small.ipynb")
+
+
+def test_used_parameters_are_those_of_the_cell(project):
+    namespace = {"size": 1, "rate": 2, "names": [], "limit": None, "loud": True, "out": "x", "y": 1}
+    used = used_parameters("01_small", namespace)
+    assert set(used) == {"size", "rate", "names", "limit", "loud"}
 
 
 def test_list_shows_every_parameter(capsys):
