@@ -47,7 +47,10 @@ def make(target: str, preset: str = "quick", cores: int | None = None) -> None:
     os.set_inheritable(lock, True)  # held until Snakemake ends, however it ends
     snakemake = str(Path(sys.executable).with_name("snakemake"))
     if any((root / ".snakemake" / "locks").glob("*")):
-        subprocess.run([snakemake, "--unlock"], cwd=root, capture_output=True, check=False)
+        unlock = [snakemake, "--unlock", "--cores", "1"]
+        done = subprocess.run(unlock, cwd=root, capture_output=True, text=True)
+        if done.returncode:
+            raise InputError(f"cannot remove the lock that a killed build left: {done.stderr}")
     command = [snakemake, "--quiet", "rules", "host", "reason", "progress"]
     command += ["--rerun-incomplete", "--cores", str(cores or os.cpu_count())]
     if shutil.which("nvidia-smi"):

@@ -242,7 +242,7 @@ def scalogram_panels(power: xr.DataArray, label: str = "power / red noise"):
 def scale_spectra(panels: dict[str, tuple[xr.DataArray, xr.Dataset | None]], ylabel: str):
     """Power by period, one curve a layer, one panel a (title: power, interval)."""
     figure, axes = plt.subplots(
-        1, len(panels), figsize=(3.7 * len(panels) + 1, 3.3), squeeze=False, sharey=False
+        1, len(panels), figsize=(2.6 * len(panels) + 1.4, 3.0), squeeze=False
     )
     for axis, (title, (power, interval)) in zip(axes.flat, panels.items(), strict=True):
         layers = power["layer"].values
@@ -379,7 +379,7 @@ def rank_curves(curves: xr.Dataset, epsilon: float):
     """H*(epsilon; N) against N, a panel a model, with the line that only counts snapshots."""
     names = curves["model"].values
     figure, axes = plt.subplots(
-        1, len(names), figsize=(3.4 * len(names) + 1.2, 3.3), sharey=True, squeeze=False
+        1, len(names), figsize=(2.4 * len(names) + 1.3, 2.9), sharey=True, squeeze=False
     )
     for axis, name in zip(axes.flat, names, strict=True):
         for color, layer in zip(
