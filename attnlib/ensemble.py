@@ -120,18 +120,18 @@ def stack_leading(results: list, lead_shape: tuple[int, ...]) -> np.ndarray:
     return np.stack(arrays).reshape(*lead_shape, *arrays[0].shape)
 
 
-def fluctuation(fields: xr.DataArray) -> xr.DataArray:
+def fluctuation(fields: xr.DataArray | torch.Tensor) -> xr.DataArray | torch.Tensor:
     """Fluctuating part of the field, u_s = A_s - mean over s (the Reynolds decomposition).
 
     Parameters
     ----------
-    fields : xarray.DataArray
-        With dimensions snapshot, query, key, at least 3 snapshots, all finite.
+    fields : xarray.DataArray or torch.Tensor
+        Any field array; at least 3 snapshots, all finite.
 
     Returns
     -------
-    xarray.DataArray
-        ``(..., snapshot, query, key)``; its mean over snapshots is zero.
+    xarray.DataArray or torch.Tensor
+        As given, ``([layer, [head,]] snapshot, query, key)``; its mean over snapshots is zero.
 
     References
     ----------
@@ -140,6 +140,8 @@ def fluctuation(fields: xr.DataArray) -> xr.DataArray:
     fields = as_fields(fields)
     for _ in each_field(fields):
         pass
+    if isinstance(fields, torch.Tensor):
+        return fields - fields.mean(-3, keepdim=True)
     return (fields - fields.mean("snapshot")).rename("fluctuation")
 
 

@@ -80,7 +80,7 @@ def measure_fields() -> list[dict]:
     form = seconds(lambda: scalogram(layer, SCALES, rows="all"))
     cone = seconds(lambda: scalogram(layer, SCALES))
     batched = seconds(transforms, 3)
-    ours = scalogram(layer, SCALES, rows="all")["power"].values[0, 0]
+    ours = scalogram(layer, SCALES, rows="all")["power"].values[0]
     theirs = transforms().numpy()
     difference = float(np.abs(ours - theirs).max() / theirs.max())
     decomposition = seconds(lambda: pod(layer, POD_SCALES, 5))

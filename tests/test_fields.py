@@ -177,6 +177,8 @@ def test_too_few_snapshots(make_fields, n):
 
 def test_any_layout_will_do_but_no_other_dimensions(make_fields):
     fields = make_fields()
+    tensor = fluctuation(torch.from_numpy(fields.values))
+    np.testing.assert_allclose(tensor, fluctuation(fields), atol=1e-6)
     turned = fields.transpose("query", "snapshot", "key", "layer")
     xr.testing.assert_identical(fluctuation(turned), fluctuation(fields))
     with pytest.raises(InputError, match="snapshot, query, key"):
