@@ -81,9 +81,10 @@ def bootstrap(
     Efron & Tibshirani 1993, chapters 6 and 10, for standard error and bias; the moved interval is
     ours.
     """
-    if n_resamples < 20 or not 0 < level < 1 or batch < 1:
+    if n_resamples < 20 or not 0 < level < 1 or batch < 1 or seed < 0:
         raise InputError(
-            "n_resamples is at least 20, level lies between 0 and 1, batch is at least 1"
+            "n_resamples is at least 20, level lies between 0 and 1, batch is at least 1, and "
+            "seed is not negative"
         )
     flat, shape, dims, coords = _each_gram(gram)
     n = flat.shape[-1]
@@ -152,8 +153,8 @@ def rank_curve(
     flat, shape, dims, coords = _each_gram(gram)
     n = flat.shape[-1]
     sizes = np.unique(np.asarray(sizes))
-    if sizes.dtype.kind not in "iu" or n_draws < 1:
-        raise InputError("sizes are whole numbers, and n_draws is at least 1")
+    if sizes.dtype.kind not in "iu" or n_draws < 1 or seed < 0:
+        raise InputError("sizes are whole numbers, n_draws is at least 1, and seed is not negative")
     if len(sizes) < 2 or sizes[0] < 3 or sizes[-1] > n:
         raise InputError(f"sizes are two or more whole numbers from 3 to the {n} snapshots")
     h = np.empty((len(flat), len(sizes), 3))
