@@ -31,7 +31,7 @@ def use_style() -> None:
     )
 
 
-PERIOD_TICKS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
+PERIOD_TICKS = (4, 8, 16, 32, 64, 128)
 
 
 def _period_axis(axis, which: str, periods) -> None:
