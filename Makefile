@@ -5,6 +5,7 @@ CORES  ?= $(shell $(PYTHON) -c "import os; print(os.cpu_count())")
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
+
 .DEFAULT_GOAL := help
 .PHONY: help setup corpus run book test lab sync lint format bench lock clean distclean
 

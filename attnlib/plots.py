@@ -313,41 +313,36 @@ def mode_profiles(profiles: xr.DataArray, max_lag: int | None = None):
     return figure
 
 
+def _by_scale(curves: xr.DataArray, along: str, xlabel: str, ylabel: str):
+    """A panel a scale, a curve a layer, over the dimension `along`; returns figure and axes."""
+    scales, layers = curves["scale"].values, curves["layer"].values
+    figure, axes = _grid(len(scales), 3, width=2.6, sharey=True)
+    for axis, scale in zip(axes.flat, scales, strict=False):
+        for color, layer in zip(layer_colors(len(layers)), layers, strict=True):
+            one = curves.sel(scale=scale, layer=layer)
+            axis.plot(one[along], one, color=color, lw=1.4, label=f"layer {layer}")
+        title = f"period {float(curves['period'].sel(scale=scale)):.1f}"
+        axis.set_title(title if np.isfinite(scale) else "no filter")
+    _edge_labels(axes, xlabel, ylabel, len(scales))
+    axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure, axes.flat[: len(scales)]
+
+
 def eigenvalue_spectra(eigenvalues: xr.DataArray):
     """Share of the variance by mode, log-log, a panel a scale, a curve a layer."""
     share = eigenvalues / eigenvalues.sum("mode")
-    scales = eigenvalues["scale"].values
-    figure, axes = _grid(len(scales), 3, width=2.6, sharey=True)
-    for axis, scale in zip(axes.flat, scales, strict=False):
-        for color, layer in zip(
-            layer_colors(share.sizes["layer"]), share["layer"].values, strict=True
-        ):
-            one = share.sel(scale=scale, layer=layer)
-            axis.loglog(one["mode"], one, color=color, lw=1.4, label=f"layer {layer}")
-        title = f"period {float(share['period'].sel(scale=scale)):.1f}"
-        axis.set(title=title if np.isfinite(scale) else "no filter")
-        axis.set_ylim(1e-4, 1)
-    _edge_labels(axes, "mode", "share of the variance", len(scales))
-    axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    figure, axes = _by_scale(share, "mode", "mode", "share of the variance")
+    for axis in axes:
+        axis.set(xscale="log", yscale="log", ylim=(1e-4, 1))
     return figure
 
 
 def reconstruction_error(error: xr.DataArray):
     """Relative mean square error against the number of modes, a panel a scale."""
-    scales = error["scale"].values
-    figure, axes = _grid(len(scales), 3, width=2.6, sharey=True)
-    for axis, scale in zip(axes.flat, scales, strict=False):
-        for color, layer in zip(
-            layer_colors(error.sizes["layer"]), error["layer"].values, strict=True
-        ):
-            one = error.sel(scale=scale, layer=layer)
-            axis.plot(one["kept"], one, color=color, lw=1.4, label=f"layer {layer}")
+    figure, axes = _by_scale(error, "kept", "modes kept", "relative mean square error")
+    for axis in axes:
         axis.axhline(0.1, color="0.6", lw=1, ls=":")
-        title = f"period {float(error['period'].sel(scale=scale)):.1f}"
-        axis.set(title=title if np.isfinite(scale) else "no filter")
         axis.set_ylim(0, 1)
-    _edge_labels(axes, "modes kept", "relative mean square error", len(scales))
-    axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 

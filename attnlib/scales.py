@@ -134,7 +134,8 @@ def dominant_scales(
 
     margin : float
         With an interval, by how much the lower bound has to exceed the background. Red noise
-        itself comes within 2% of its background, and there are many scales at which to err.
+        itself comes within a few per cent of its background, and there are many scales at which
+        to err.
 
     Returns
     -------
