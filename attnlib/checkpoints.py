@@ -12,6 +12,8 @@ from .device import pick_device
 from .errors import InputError
 from .gpt import GPT, GPTConfig
 
+TRAINING_ONLY = ("dropout", "init_std", "embedding_std")
+
 
 def save_checkpoint(path, model: GPT, *, meta: dict | None = None, tensors: dict | None = None):
     """Write a checkpoint folder atomically: ``model.safetensors``, ``meta.json``, no pickle.
@@ -115,7 +117,8 @@ def load_checkpoint(path, model: GPT | None = None, device: str = "cpu") -> tupl
     check_keys(model, weights, path)
     # Shapes alone do not tell two heads of 8 from four of 4.
     own, other = model.config.to_dict(), stored.to_dict()
-    differ = [k for k in own if own[k] != other[k] and k != "dropout"]
+    # What the shape does not depend on may differ.
+    differ = [k for k in own if own[k] != other[k] and k not in TRAINING_ONLY]
     if differ:
         shown = ", ".join(f"{k}: model {own[k]}, checkpoint {other[k]}" for k in differ)
         raise InputError(f"{path} is a checkpoint of another architecture ({shown})")

@@ -36,8 +36,10 @@ class _OurModel:
 
     def __init__(self, model):
         self.model, self.config = model, model.config
-        self.n_layer, self.n_head = model.config.n_layer, model.config.n_head
-        self.context = model.config.context
+        heads = set(model.config.per_layer("n_head"))
+        # Layers with different numbers of heads make no rectangular array of heads.
+        self.n_head = heads.pop() if len(heads) == 1 else None
+        self.n_layer, self.context = model.config.n_layer, model.config.context
 
     def run(self, tokens, mask, on_attention):
         if mask is not None and not bool(mask.all()):
@@ -113,6 +115,18 @@ def _reader(model):
     )
 
 
+def count_layers(model) -> int:
+    """Number of attention layers of a model whose attention can be read."""
+    return _reader(model).n_layer
+
+
+def _check_heads(reader, heads: str) -> None:
+    if heads not in ("mean", "all"):
+        raise InputError(f"heads is 'mean' or 'all', not {heads!r}")
+    if heads == "all" and reader.n_head is None:
+        raise InputError("the layers have different numbers of heads: take heads='mean'")
+
+
 def iter_fields(
     model,
     tokens: torch.Tensor,
@@ -151,9 +165,8 @@ def iter_fields(
         Fewer than 3 windows, windows longer than the context, a model whose attention cannot be
         captured, or a value that is not finite (naming layer and snapshot).
     """
-    if heads not in ("mean", "all"):
-        raise InputError(f"heads is 'mean' or 'all', not {heads!r}")
     reader = _reader(model)
+    _check_heads(reader, heads)
     _check_tokens(tokens, reader.context)
     where = pick_device(device) if device else next(model.parameters()).device
     model = model.to(where)
@@ -215,6 +228,7 @@ def attention_fields(
     from tqdm import tqdm
 
     reader = _reader(model)
+    _check_heads(reader, heads)
     _check_tokens(tokens, reader.context)
     n, t = tokens.shape
     kept = (reader.n_head,) if heads == "all" else ()

@@ -16,14 +16,21 @@ ATTENTION_KINDS = ("softmax", "ega-1", "ega-2", "ega-c")
 EGA_C_FILTERS = (3, 7, 15, 31)
 
 
+def _check_whole(name: str, value) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(f"{name} is a positive whole number, not {value!r}")
+
+
 @dataclass(frozen=True)
 class GPTConfig:
     """Shape of a GPT. The defaults are the exact shape of Zeris 2026 (BASE, 4,816,640 parameters).
 
     Parameters
     ----------
-    n_layer, n_head, d_model, context, vocab_size : int
-        Layers, heads a layer, width, longest window in tokens, vocabulary.
+    n_layer, d_model, context, vocab_size : int
+        Layers, width, longest window in tokens, vocabulary.
+    n_head : int or tuple of int
+        Heads a layer; a tuple gives one number per layer (and then `head_size` is required).
     attention : str or tuple of str
         ``"softmax"``, ``"ega-1"``, ``"ega-2"`` (1 or 2 linear gate scales) or ``"ega-c"`` (causal
         convolutions of lengths 3, 7, 15, 31); a tuple gives one kind per layer.
@@ -35,10 +42,13 @@ class GPTConfig:
         Layer normalisation (pre-LN and final); False leaves it out.
     normalize_over : str
         What energy-gated attention standardises its energies over.
+    init_std, embedding_std : float
+        Deviation of the initial weights of layers and of embeddings. The published 0.02 suits
+        wide models; narrow ones learn much sooner with more.
     """
 
     n_layer: int = 6
-    n_head: int = 8
+    n_head: int | tuple[int, ...] = 8
     d_model: int = 256
     context: int = 256
     vocab_size: int = 65
@@ -47,19 +57,25 @@ class GPTConfig:
     dropout: float = 0.1
     norm: bool = True
     normalize_over: str = "sequence"
+    init_std: float = 0.02
+    embedding_std: float = 0.02
 
     def __post_init__(self):
-        for name in ("n_layer", "n_head", "d_model", "context", "vocab_size"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InputError(f"{name} is a positive whole number, not {value!r}")
+        for name in ("n_layer", "d_model", "context", "vocab_size"):
+            _check_whole(name, getattr(self, name))
+        for value in self.per_layer("n_head"):
+            _check_whole("n_head", value)
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout lies in [0, 1), not {self.dropout!r}")
+        if not (0 < self.init_std < 10 and 0 < self.embedding_std < 10):
+            raise InputError("init_std and embedding_std are positive, and below 10")
         if self.normalize_over not in NORMALIZE_OVER:
             raise InputError(f"normalize_over is one of {NORMALIZE_OVER}")
         for kind in self.per_layer("attention"):
             if kind not in ATTENTION_KINDS:
                 raise InputError(f"attention is one of {ATTENTION_KINDS}, not {kind!r}")
+        if self.head_size is None and not isinstance(self.n_head, int):
+            raise InputError("with a number of heads per layer, give head_size as well")
         if self.head_size is None and self.d_model % self.n_head:
             raise InputError(
                 f"d_model={self.d_model} is not a multiple of n_head={self.n_head}: "
@@ -67,7 +83,7 @@ class GPTConfig:
             )
 
     def per_layer(self, name: str) -> tuple:
-        """The value of `attention` or `head_size` for each layer."""
+        """The value of `attention`, `n_head` or `head_size` for each layer."""
         value = getattr(self, name)
         if not isinstance(value, (tuple, list)):
             return (value,) * self.n_layer
@@ -89,8 +105,9 @@ class GPTConfig:
 
 
 def _make_attention(config: GPTConfig, layer: int) -> nn.Module:
-    kind, size = config.per_layer("attention")[layer], config.per_layer("head_size")[layer]
-    shape = (config.d_model, config.n_head, size, config.dropout)
+    names = ("attention", "n_head", "head_size")
+    kind, n_head, size = (config.per_layer(name)[layer] for name in names)
+    shape = (config.d_model, n_head, size, config.dropout)
     if kind == "softmax":
         return SoftmaxAttention(*shape)
     gate = {"filters": EGA_C_FILTERS} if kind == "ega-c" else {"n_scales": int(kind[-1])}
@@ -137,7 +154,9 @@ class GPT(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding, nn.Conv1d)):
-                nn.init.normal_(module.weight, std=0.02, generator=generator)
+                of_embedding = isinstance(module, nn.Embedding)
+                std = config.embedding_std if of_embedding else config.init_std
+                nn.init.normal_(module.weight, std=std, generator=generator)
                 if getattr(module, "bias", None) is not None:
                     nn.init.zeros_(module.bias)
 

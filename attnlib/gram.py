@@ -25,9 +25,20 @@ BLOCK_BYTES = 16 * 2**20
 
 
 def lag_window(
-    lag, scale, width: float = 0.5, center: str = "period", omega0: float = OMEGA0
+    lag,
+    scale,
+    width: float = 0.5,
+    center: str = "period",
+    omega0: float = OMEGA0,
+    *,
+    bank: bool = False,
 ) -> np.ndarray:
     """Gaussian window over the lag, w_a(lag) = exp(-(abs(lag) - c)^2 / (2 (width a)^2)).
+
+    Windows of several octaves leave gaps: lag 0, and all lags beyond the largest scale, are in
+    none of them. With ``bank=True`` the windows share out every lag instead: the first is open
+    towards lag 0, the last towards the longest lag, and each is divided by the sum of all. Then
+    the filtered fields of all scales add up to the field.
 
     Parameters
     ----------
@@ -42,6 +53,9 @@ def lag_window(
         with width 1 is the published window, a low-pass rather than a band.
     omega0 : float
         Of the wavelet, for its period.
+    bank : bool
+        Make the finite scales a filter bank, whose windows sum to 1 at every lag. An infinite
+        scale stands aside and stays unfiltered.
 
     Returns
     -------
@@ -51,8 +65,10 @@ def lag_window(
     Raises
     ------
     InputError
-        A window that holds no lag at all, naming its scale.
+        A window that holds no lag at all, naming its scale; a bank with all centres at 0.
     """
+    if bank and center == "zero":
+        raise InputError("a filter bank needs a centre for each band: center='period' or 'scale'")
     if center not in CENTERS:
         raise InputError(f"center is one of {CENTERS}, not {center!r}")
     if not width > 0:
@@ -62,16 +78,29 @@ def lag_window(
     if np.isnan(scales).any() or (scales <= 0).any():
         raise InputError("scales are positive numbers (in tokens); infinity means no filter")
     factor = {"period": scale_to_period(1.0, omega0), "scale": 1.0, "zero": 0.0}[center]
+    band = np.isfinite(scales)
+    centre, sigma = factor * scales[band, None], width * scales[band, None]
+    offset = lag - centre  # (bands, lag)
+    if bank and band.any():
+        first, last = scales[band].argmin(), scales[band].argmax()
+        offset[first] = offset[first].clip(min=0)
+        offset[last] = offset[last].clip(max=0)
+    exponent = -(offset**2) / (2 * sigma**2)
+    if bank and band.any():
+        exponent -= exponent.max(0)  # at least one band is 1, so the sum is safe far out
     windows = np.ones((len(scales), len(lag)))
-    for one, a in zip(windows, scales, strict=True):
-        if np.isfinite(a):
-            one[:] = np.exp(-((lag - factor * a) ** 2) / (2 * (width * a) ** 2))
-            if factor * a > lag.max() or one.max() < 1e-3:
-                raise InputError(
-                    f"scale {a:g} looks at lag {factor * a:g}, which these fields (lags up to "
-                    f"{lag.max():g}) do not have, or its window is narrower than a token: choose "
-                    "a smaller scale, longer windows of text, or a larger width"
-                )
+    windows[band] = np.exp(exponent)
+    if bank and band.any():
+        windows[band] /= windows[band].sum(0)
+    empty = np.zeros(len(scales), bool)
+    empty[band] = (centre[:, 0] > lag.max()) | (windows[band].max(1) < 1e-3)
+    if empty.any():
+        a = scales[empty][0]
+        raise InputError(
+            f"scale {a:g} looks at lag {factor * a:g}, which these fields (lags up to "
+            f"{lag.max():g}) do not have, or its window is narrower than a token: choose "
+            "a smaller scale, longer windows of text, or a larger width"
+        )
     return windows if np.ndim(scale) else windows[0]
 
 
@@ -158,6 +187,7 @@ def scale_gram(
     width: float = 0.5,
     center: str = "period",
     omega0: float = OMEGA0,
+    bank: bool = False,
     convention: str = "causal",
     device: str | None = None,
 ) -> xr.DataArray:
@@ -167,7 +197,7 @@ def scale_gram(
     ----------
     fields_or_gram : xarray.DataArray or torch.Tensor
         Attention fields, or what :func:`lag_gram` made of them.
-    scales, width, center, omega0
+    scales, width, center, omega0, bank
         As in :func:`lag_window`.
     convention, device
         As in :func:`lag_gram`.
@@ -179,10 +209,11 @@ def scale_gram(
         as in :func:`lag_gram`. The paper's C is G_a / N.
     """
     coords = scale_coords(scales, omega0)
-    attrs = {"width": width, "center": center, "omega0": omega0}
+    attrs = {"width": width, "center": center, "omega0": omega0, "bank": int(bank)}
+    options = {"width": width, "center": center, "omega0": omega0, "bank": bank}
     if isinstance(fields_or_gram, xr.DataArray) and "lag" in fields_or_gram.dims:
         gram = fields_or_gram
-        weights = lag_window(gram["lag"].values, coords["scale"], width, center, omega0) ** 2
+        weights = lag_window(gram["lag"].values, coords["scale"], **options) ** 2
         weights = xr.DataArray(weights, coords, ("scale", "lag"))
         summed = weights.dot(gram.drop_vars("rounding"), dim="lag")
         dims = [d for d in gram.dims if d not in ("lag", "snapshot", "snapshot_")]
@@ -191,7 +222,7 @@ def scale_gram(
         summed = summed.assign_coords(rounding=rounding.transpose(*dims, "scale"))
         return summed.assign_attrs(attrs, convention=gram.attrs["convention"])
     _, t = ensemble_size(fields_or_gram)
-    windows = lag_window(all_lags(t, convention), coords["scale"], width, center, omega0)
+    windows = lag_window(all_lags(t, convention), coords["scale"], **options)
     results, dims, lead = map_fields(
         fields_or_gram, lambda field: gram_and_sums(field, windows, convention), device
     )

@@ -29,6 +29,7 @@ def pod(
     width: float = 0.5,
     center: str = "period",
     omega0: float = OMEGA0,
+    bank: bool = False,
     convention: str = "causal",
     fields_of_modes: bool = True,
     with_gram: bool = False,
@@ -49,7 +50,7 @@ def pod(
         a, in tokens; infinity for the raw POD. (Ignored for a Gram that has scales.)
     n_modes : int or "all"
         Modes to keep. ``"all"``: as many as the lowest rank among layers and scales.
-    width, center, omega0, convention
+    width, center, omega0, bank, convention
         As in :func:`lag_window` and :func:`lag_gram`.
     fields_of_modes : bool
         Compute ``mode_field`` (the largest part of the result).
@@ -97,17 +98,18 @@ def pod(
     Zeris 2026: C = U U^T / N, phi_k = U^T v_k / sqrt(N lambda_k), Theorem 1. Sirovich 1987 (method
     of snapshots); North et al. 1982 (errors).
     """
+    options = {"width": width, "center": center, "omega0": omega0, "bank": bank}
     if isinstance(fields_or_gram, xr.DataArray) and "snapshot_" in fields_or_gram.dims:
         gram = fields_or_gram
         if "lag" in gram.dims:
-            gram = scale_gram(gram, scales, width=width, center=center, omega0=omega0)
+            gram = scale_gram(gram, scales, **options)
         data, _ = _decompose(gram, n_modes)
         return data.assign(gram=gram) if with_gram else data
     coords = scale_coords(scales, omega0)
     _, t = ensemble_size(fields_or_gram)
     lags = all_lags(t, convention)
-    windows = lag_window(lags, coords["scale"], width, center, omega0)
-    attrs = {"width": width, "center": center, "omega0": omega0, "convention": convention}
+    windows = lag_window(lags, coords["scale"], **options)
+    attrs = {**options, "bank": int(bank), "convention": convention}
     done, dims, lead = map_fields(
         fields_or_gram, lambda field: gram_and_sums(field, windows, convention), device
     )

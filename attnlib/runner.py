@@ -352,12 +352,17 @@ def _content(notebook) -> str:
 
 def modules_used(name: str) -> list[str]:
     """Files of attnlib that a notebook depends on, through its imports and theirs."""
-    trees, found = [ast.parse(_code(name))], set()
+    trees, found, files = [(ast.parse(_code(name)), 0)], set(), set()
     while trees:
-        for room in _rooms(trees.pop()) - found:
+        for room in _rooms(*trees.pop()) - found:
             found.add(room)
-            trees.append(ast.parse((PACKAGE / f"{room}.py").read_text()))
-    return sorted(f"attnlib/{room}.py" for room in found)
+            # A room is a file, or a folder of them (plots).
+            for path in [PACKAGE / f"{room}.py", *(PACKAGE / room).glob("*.py")]:
+                if path.is_file():
+                    inside = path.relative_to(PACKAGE)
+                    files.add(f"attnlib/{inside.as_posix()}")
+                    trees.append((ast.parse(path.read_text()), len(inside.parts)))
+    return sorted(files)
 
 
 def results_read(name: str) -> list[str]:
@@ -367,8 +372,8 @@ def results_read(name: str) -> list[str]:
     return sorted(named - {name})
 
 
-def _rooms(tree: ast.AST) -> set[str]:
-    """Rooms that a piece of code imports from, absolute or relative."""
+def _rooms(tree: ast.AST, depth: int) -> set[str]:
+    """Rooms that a piece of code imports from; `depth` dots lead up to the package."""
     from . import ROOMS
 
     owner = {name: room for room, names in ROOMS.items() for name in names}
@@ -376,10 +381,11 @@ def _rooms(tree: ast.AST) -> set[str]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.ImportFrom):
             continue
-        if node.module == "attnlib" or (node.level and node.module is None):
+        relative = node.level > 0 and node.level == depth
+        if node.module == "attnlib" or (relative and node.module is None):
             rooms |= {owner.get(a.name, a.name) for a in node.names}
-        elif node.level or (node.module or "").startswith("attnlib."):
-            rooms.add(node.module.removeprefix("attnlib."))
+        elif relative or (not node.level and node.module.startswith("attnlib.")):
+            rooms.add(node.module.removeprefix("attnlib.").split(".")[0])
     return rooms & set(ROOMS)
 
 

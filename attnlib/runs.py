@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import threading
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from .checkpoints import load_checkpoint
@@ -15,6 +16,8 @@ from .errors import InputError
 from .gpt import GPT, GPTConfig
 from .store import load
 from .training import TrainConfig, train
+
+FIRST = "01_data_and_models.nc"
 
 
 def _start_worker(threads: int) -> None:
@@ -46,23 +49,25 @@ def train_all(
     config: TrainConfig,
     out,
     *,
-    seed: int = 0,
+    seeds=(0,),
     jobs: int | None = None,
     progress: bool = True,
-) -> dict[str, tuple]:
-    """Train each of several shapes on the same batches, or take the finished runs.
+) -> dict[tuple[str, int], tuple]:
+    """Train each of several shapes from each of several seeds, or take the finished runs.
 
     Parameters
     ----------
     runs : dict of str to GPTConfig
-        Name and shape of each model; the run's folder is ``out/name``.
+        Name and shape of each model. Where trainings take different times, name the longest first.
     corpus : str
         As for :func:`attnlib.load_text`.
     config : TrainConfig
-        Shared by all, so that all see the same batches in the same order.
+        Shared by all. Its seed is replaced by each of `seeds`, so that models of one seed see the
+        same batches in the same order.
     out : path-like
-    seed : int
-        Of the initial weights.
+        The folder of a run is ``out/seed-SEED/NAME``.
+    seeds : sequence of int
+        Of initial weights, data order and dropout.
     jobs : int, optional
         How many at a time. By default one on a GPU, else as many as there are cores; each has
         ``cores // jobs`` threads.
@@ -71,39 +76,66 @@ def train_all(
     Returns
     -------
     dict
-        Name to ``(model, meta)`` as from :func:`attnlib.train`, in the order of `runs`.
+        (name, seed) to ``(model, meta)`` as from :func:`attnlib.train`.
 
     Raises
     ------
     InputError
-        As :func:`attnlib.train`, no runs at all, or a checkpoint that another process replaced.
+        As :func:`attnlib.train`, no runs at all, a seed given twice, or a checkpoint that another
+        process replaced.
     """
-    if not runs:
-        raise InputError("no models to train: name at least one kind of attention")
+    if not runs or not len(seeds):
+        raise InputError("no models to train: name at least one kind of attention and one seed")
+    if len(set(seeds)) < len(seeds):
+        raise InputError(f"a seed is given twice: {list(seeds)}")
+    tasks = [(name, seed) for name in runs for seed in seeds]
     cores = os.cpu_count() or 1
     on_cpu = pick_device(config.device).type == "cpu"
-    jobs = jobs or (min(len(runs), cores) if on_cpu else 1)
+    jobs = jobs or (min(len(tasks), cores) if on_cpu else 1)
     threads = max(1, cores // jobs)
     # Fresh processes even for one job: the thread count then does not depend on the caller.
     with ProcessPoolExecutor(
         jobs, multiprocessing.get_context("spawn"), _start_worker, (threads,)
     ) as pool:
-        waiting = [
-            pool.submit(_work, name, shape, corpus, config, Path(out) / name, seed, i, progress)
-            for i, (name, shape) in enumerate(runs.items())
-        ]
-        marks = [future.result() for future in waiting]
+        waiting = {
+            (name, seed): pool.submit(
+                _work,
+                f"{name}, seed {seed}",
+                runs[name],
+                corpus,
+                replace(config, seed=seed),
+                run_folder(out, name, seed),
+                seed,
+                i % jobs,
+                progress,
+            )
+            for i, (name, seed) in enumerate(tasks)
+        }
+        marks = {task: future.result() for task, future in waiting.items()}
     trained = {}
-    for name, mark in zip(runs, marks, strict=True):
-        trained[name] = load_checkpoint(Path(out) / name / "final", device=config.device)
-        if trained[name][1]["fingerprint"] != mark:
+    for task, mark in marks.items():
+        trained[task] = load_checkpoint(run_folder(out, *task) / "final", device=config.device)
+        if trained[task][1]["fingerprint"] != mark:
             raise InputError(
-                f"another run has replaced the checkpoint of {name} in {out}: use another folder"
+                f"another run has replaced the checkpoint of {task[0]} in {out}: use another folder"
             )
     return trained
 
 
-def load_runs(results, n_snapshots: int, *, seed: int = 0, device: str = "auto"):
+def run_folder(out, name: str, seed: int) -> Path:
+    """Folder of one run of :func:`train_all`."""
+    return Path(out) / f"seed-{seed}" / name
+
+
+def load_runs(
+    results,
+    n_snapshots: int,
+    *,
+    seed: int = 0,
+    training_seed: int | None = None,
+    names=(),
+    device: str = "auto",
+):
     """Models that notebook 01 trained, and document windows of its validation text.
 
     Parameters
@@ -114,6 +146,10 @@ def load_runs(results, n_snapshots: int, *, seed: int = 0, device: str = "auto")
         Windows of the models' full context, the same for all models.
     seed : int
         Of the windows.
+    training_seed : int, optional
+        Which trainings to take; by default those of the first seed.
+    names : sequence of str
+        Which models; all by default.
     device : str
 
     Returns
@@ -126,24 +162,72 @@ def load_runs(results, n_snapshots: int, *, seed: int = 0, device: str = "auto")
     Raises
     ------
     InputError
-        The notebook has not run, its checkpoints are gone or belong to another run, or the text
-        is not the one that it used.
+        The notebook has not run, its checkpoints are gone or belong to another run, it trained no
+        such model or seed, or the text is not the one that it used.
     """
     results = Path(results)
-    trained = load(results / "01_data_and_models.nc")
+    trained = load(results / FIRST)
+    seeds = [int(s) for s in trained["seed"].values]
+    training_seed = seeds[0] if training_seed is None else training_seed
+    there = [str(m) for m in trained["model"].values]
+    names = list(names) or there
+    if training_seed not in seeds or not set(names) <= set(there):
+        raise InputError(
+            f"notebook 01 trained {', '.join(there)} with seeds {seeds}, not "
+            f"{', '.join(names)} with seed {training_seed}"
+        )
     models = {}
-    for name, mark in zip(trained["model"].values, trained["fingerprint"].values, strict=True):
-        model, meta = load_checkpoint(results / "models" / str(name) / "final", device=device)
+    for name in names:
+        folder = run_folder(results / "models", name, training_seed)
+        model, meta = load_checkpoint(folder / "final", device=device)
+        mark = trained["fingerprint"].sel(model=name, seed=training_seed).item()
         if meta["fingerprint"] != mark:
             raise InputError(f"the checkpoint of {name} is of another run: run notebook 01 again")
-        models[str(name)] = model
+        models[name] = model
+    tokens = held_out_windows(results, n_snapshots, model.config.context, seed=seed)
+    return models, tokens, meta["corpus_hash"]
+
+
+def held_out_windows(results, n: int, length: int, *, seed: int = 0):
+    """Document windows of the validation text of notebook 01, as token ids ``(n, length)``.
+
+    Parameters
+    ----------
+    results : path-like
+    n, length, seed
+        As in :func:`attnlib.windows`.
+
+    Raises
+    ------
+    InputError
+        The notebook has not run, the text has changed, or it is too short.
+    """
+    trained = load(Path(results) / FIRST)
     text = load_text(trained.attrs["corpus"])
     if text_hash(text) != trained.attrs["corpus_hash"]:
         raise InputError(f"the text {trained.attrs['corpus']} has changed: run notebook 01 again")
-    tokenizer = make_tokenizer(meta["training"]["tokenizer"], text)
-    validation = split_tokens(tokenizer.encode(text))[1]
-    tokens = windows(validation, n_snapshots, model.config.context, seed=seed)
-    return models, tokens, meta["corpus_hash"]
+    tokenizer = make_tokenizer(trained.attrs["tokenizer"], text)
+    return windows(split_tokens(tokenizer.encode(text))[1], n, length, seed=seed)
+
+
+def run_tokenizer(results):
+    """Tokenizer of the models that notebook 01 trained."""
+    trained = load(Path(results) / FIRST)
+    return make_tokenizer(trained.attrs["tokenizer"], load_text(trained.attrs["corpus"]))
+
+
+def run_seeds(results) -> list[int]:
+    """Seeds of the trainings of notebook 01."""
+    return [int(s) for s in load(Path(results) / FIRST)["seed"].values]
+
+
+def run_recipe(results) -> TrainConfig:
+    """How notebook 01 trained, for trainings that are to be compared with its own."""
+    trained = load(Path(results) / FIRST)
+    name, seed = str(trained["model"].values[0]), int(trained["seed"].values[0])
+    meta = load_checkpoint(run_folder(Path(results) / "models", name, seed) / "final")[1]
+    recipe = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["training"].items()}
+    return TrainConfig(**recipe)
 
 
 def by_model(parts: dict):

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnlib import InputError, lag_gram, lag_window, scale_gram
+from attnlib import InputError, lag_gram, lag_window, pod, reconstruct, scale_gram
 
 
 @given(st.floats(1, 20), st.floats(0.3, 2), st.sampled_from(["period", "scale", "zero"]))
@@ -85,3 +85,36 @@ def test_tensors_on_a_device_give_the_same(make_fields):
     np.testing.assert_array_equal(
         scale_gram(torch.from_numpy(fields.values), [3.0]), scale_gram(fields, [3.0], device="cpu")
     )
+
+
+@pytest.mark.parametrize("width", [0.1, 0.5, 1.5])
+@pytest.mark.parametrize("center", ["period", "scale"])
+def test_a_bank_shares_out_every_lag(width, center):
+    lag = np.arange(128)
+    windows = lag_window(lag, [2.0, 4.0, 8.0, 16.0], width, center, bank=True)
+    np.testing.assert_allclose(windows.sum(0), 1, rtol=1e-12)
+    assert (windows >= 0).all()
+    assert (windows.max(1) > 0.25).all()  # no band is empty
+    assert windows[0, 0] == windows[:, 0].max()
+    assert windows[-1, -1] == windows[:, -1].max()
+    assert windows[-1, -1] > 0.9
+
+
+def test_a_bank_leaves_the_unfiltered_scale_alone_and_does_not_mind_order():
+    lag = np.arange(64)
+    windows = lag_window(lag, [8.0, np.inf, 2.0], bank=True)
+    assert (windows[1] == 1).all()
+    np.testing.assert_allclose(windows[[2, 0]], lag_window(lag, [2.0, 8.0], bank=True))
+    assert (lag_window(lag, [4.0], bank=True) == 1).all()
+    with pytest.raises(InputError, match="a centre for each band"):
+        lag_window(lag, [2.0, 4.0], center="zero", bank=True)
+    with pytest.raises(InputError, match="scale 100 looks at lag"):
+        lag_window(lag, [2.0, 100.0], bank=True)
+
+
+def test_the_bands_of_a_bank_add_up_to_the_field(make_fields):
+    fields = make_fields(n=8, t=40)
+    modes = pod(fields, [2.0, 4.0, 8.0], "all", bank=True)
+    u = fields - fields.mean("snapshot")
+    whole = reconstruct(modes).sum("scale").transpose(*u.dims)
+    np.testing.assert_allclose(whole, u, atol=2e-6)

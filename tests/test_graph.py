@@ -13,8 +13,8 @@ from conftest import run_graph
 from attnlib.runner import project_root
 
 TRAINING = "notebook_01_data_and_models"
-FIELD, SCALOGRAM = "notebook_02_the_attention_field", "notebook_03_scalogram"
-POD, COMPLEXITY = "notebook_04_scale_selective_pod", "notebook_05_complexity"
+FIELD, SCALOGRAM = "notebook_02_the_attention_field", "notebook_04_scalogram"
+POD, COMPLEXITY = "notebook_05_scale_selective_pod", "notebook_07_complexity"
 PAGES = {"pages", "book"}
 
 
@@ -62,7 +62,7 @@ def test_nothing_changed_nothing_runs(tree):
         ("attnlib/resampling.py", {COMPLEXITY}),
         ("attnlib/fields.py", {FIELD, SCALOGRAM, POD, COMPLEXITY}),
         ("attnlib/gpt.py", {TRAINING, FIELD, SCALOGRAM, POD, COMPLEXITY}),
-        ("notebooks/05_complexity.md", {COMPLEXITY}),
+        ("notebooks/07_complexity.md", {COMPLEXITY}),
         ("book/notation.md", set()),
     ],
 )
@@ -89,7 +89,7 @@ def test_a_changed_parameter_reruns_what_it_concerns(tree, old, new, expected):
 
 
 def test_a_missing_result_is_made_again(tree):
-    (tree / "results" / "smoke" / "03_scalogram.nc").unlink()
+    (tree / "results" / "smoke" / "04_scalogram.nc").unlink()
     assert planned(tree) == {SCALOGRAM} | PAGES
 
 
@@ -102,13 +102,13 @@ def test_a_mistake_in_the_preset_stops_the_graph_before_anything_runs(tree):
 
 def test_a_killed_build_continues(tree):
     """Snakemake's lock outlives a kill; ours does not, and clears the way."""
-    (tree / "results" / "smoke" / "05_complexity.nc").unlink()
+    (tree / "results" / "smoke" / "07_complexity.nc").unlink()
     command = [sys.executable, "-m", "attnlib", "make", "notebooks", "--preset", "smoke"]
     process = subprocess.Popen(
         command, cwd=tree, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     for line in process.stderr:
-        if "05_complexity: running" in line:
+        if "07_complexity: running" in line:
             break
     time.sleep(2)
     process.send_signal(signal.SIGKILL)  # Snakemake itself: the command has become it
@@ -117,4 +117,4 @@ def test_a_killed_build_continues(tree):
     assert list((tree / ".snakemake" / "locks").iterdir())
     again = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=300)
     assert again.returncode == 0, again.stderr
-    assert (tree / "results" / "smoke" / "05_complexity.nc").is_file()
+    assert (tree / "results" / "smoke" / "07_complexity.nc").is_file()

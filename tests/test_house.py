@@ -68,7 +68,7 @@ def test_importing_the_module_is_light():
     assert done.stdout.strip() == "set()"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "attnlib").glob("*.py")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "attnlib").rglob("*.py")), ids=lambda p: p.name)
 def test_files_of_the_module_are_small(path):
     assert len(path.read_text().splitlines()) <= 450
 

@@ -323,11 +323,11 @@ def test_every_parameter_has_a_comment():
 
 def test_dependencies_are_read_from_the_code():
     assert results_read("01_data_and_models") == []
-    assert results_read("03_scalogram") == ["01_data_and_models"]
-    assert results_read("05_complexity") == ["04_scale_selective_pod"]
-    assert "attnlib/pod.py" in modules_used("04_scale_selective_pod")
-    assert "attnlib/gram.py" in modules_used("04_scale_selective_pod")  # through pod
-    for name in ("01_data_and_models", "02_the_attention_field", "03_scalogram"):
+    assert results_read("04_scalogram") == ["01_data_and_models"]
+    assert results_read("07_complexity") == ["05_scale_selective_pod"]
+    assert "attnlib/pod.py" in modules_used("05_scale_selective_pod")
+    assert "attnlib/gram.py" in modules_used("05_scale_selective_pod")  # through pod
+    for name in ("01_data_and_models", "02_the_attention_field", "04_scalogram"):
         assert "attnlib/pod.py" not in modules_used(name)
     assert "attnlib/training.py" in modules_used("01_data_and_models")
     assert "attnlib/fields.py" not in modules_used("01_data_and_models")

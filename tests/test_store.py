@@ -112,8 +112,8 @@ def test_what_netcdf_would_change_is_refused_before_it_replaces_anything(tmp_pat
 
 
 def test_a_missing_file_names_the_notebook_to_run(tmp_path):
-    with pytest.raises(InputError, match="run the notebook 04_scale_selective_pod first"):
-        load(tmp_path / "04_scale_selective_pod.nc")
+    with pytest.raises(InputError, match="run the notebook 05_scale_selective_pod first"):
+        load(tmp_path / "05_scale_selective_pod.nc")
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):

@@ -22,7 +22,7 @@ def test_results_are_whole_and_say_where_they_come_from(smoke, name):
     assert attrs["device"] == "cpu"
     assert attrs["git_commit"]
     assert "torch" in json.loads(attrs["versions"])
-    if name not in ("03_scalogram", "05_complexity"):  # blank outside cones and where no fit is
+    if name not in ("04_scalogram", "07_complexity"):  # blank outside cones and where no fit is
         for variable in data.data_vars.values():
             assert variable.dtype.kind != "f" or np.isfinite(variable).all(), variable.name
 
@@ -57,7 +57,7 @@ def test_fields_are_attention(smoke):
 
 
 def test_scalogram_agrees_with_direct_computation(smoke):
-    data = load(smoke / "03_scalogram.nc")
+    data = load(smoke / "04_scalogram.nc")
     assert data["form_difference"] < 1e-5
     assert data["pywt_difference"] < 1e-3
     assert np.isnan(data["power"].where(~data["in_cone"])).all()
@@ -68,7 +68,7 @@ def test_scalogram_agrees_with_direct_computation(smoke):
 
 
 def test_pod_is_consistent(smoke):
-    data = load(smoke / "04_scale_selective_pod.nc")
+    data = load(smoke / "05_scale_selective_pod.nc")
     n = data.sizes["mode"]
     np.testing.assert_allclose(
         data["spectrum"].isel(rank_order=slice(n)).values, data["eigenvalue"].values, rtol=1e-6
@@ -83,8 +83,8 @@ def test_pod_is_consistent(smoke):
 
 
 def test_complexity_is_that_of_the_spectra(smoke):
-    data = load(smoke / "05_complexity.nc")
-    spectra = load(smoke / "04_scale_selective_pod.nc")["spectrum"].values
+    data = load(smoke / "07_complexity.nc")
+    spectra = load(smoke / "05_scale_selective_pod.nc")["spectrum"].values
     total = spectra.sum(-1)
     np.testing.assert_allclose(
         data["participation_estimate"].transpose("model", "layer", "scale"),
@@ -112,7 +112,7 @@ def test_executed_notebooks_have_pictures_and_no_errors(smoke, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "threads"), [("01_data_and_models", os.cpu_count()), ("04_scale_selective_pod", 1)]
+    ("name", "threads"), [("01_data_and_models", os.cpu_count()), ("05_scale_selective_pod", 1)]
 )
 def test_the_same_command_gives_the_same_values(smoke, tmp_path, monkeypatch, name, threads):
     monkeypatch.setenv("OMP_NUM_THREADS", str(threads))  # as in the graph: sums depend on it
@@ -128,7 +128,7 @@ def test_a_notebook_without_its_inputs_says_what_to_run(tmp_path):
     from attnlib import InputError
 
     with pytest.raises(InputError, match="run the notebook 01_data_and_models first"):
-        run_notebook("03", out=tmp_path, preset="smoke", progress=False)
+        run_notebook("04", out=tmp_path, preset="smoke", progress=False)
 
 
 def test_a_run_on_a_text_of_ones_own(tmp_path):

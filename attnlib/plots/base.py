@@ -1,0 +1,74 @@
+"""Style, colours and axes that all figures share."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+# Okabe & Ito 2008: distinct for every common kind of colour vision.
+MODEL_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+LINE_STYLES = ("-", "--", ":", "-.")
+SEQUENTIAL, DIVERGING = "cividis", "PuOr_r"
+
+
+def use_style() -> None:
+    """Settings that all figures of the book share."""
+    plt.rcParams.update(
+        {
+            "figure.dpi": 110,
+            "savefig.dpi": 150,
+            "font.size": 10,
+            "axes.titlesize": 10,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "legend.frameon": False,
+            "image.interpolation": "nearest",
+            "figure.constrained_layout.use": True,
+        }
+    )
+
+
+PERIOD_TICKS = (4, 8, 16, 32, 64, 128)
+
+
+def period_axis(axis, which: str, periods) -> None:
+    """A logarithmic axis of periods, with ticks within their range."""
+    low, high = float(np.min(periods)), float(np.max(periods))
+    token_axis(axis, which, [t for t in PERIOD_TICKS if low <= t <= high])
+
+
+def layer_colors(n: int) -> np.ndarray:
+    """One colour a layer, dark to light with depth."""
+    return plt.get_cmap("viridis")(np.linspace(0, 0.88, n))
+
+
+def grid(n: int, columns: int, width: float = 2.3, height: float = 2.3, **kwargs):
+    columns = min(columns, n)
+    rows = -(-n // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(width * columns + 0.9, height * rows + 0.4), squeeze=False, **kwargs
+    )
+    for axis in axes.flat[n:]:
+        axis.set_visible(False)
+    return figure, axes
+
+
+def edge_labels(axes, x: str, y: str, n: int) -> None:
+    """Label only the outer axes of a grid of n panels."""
+    columns = axes.shape[1]
+    for i, axis in enumerate(axes.flat[:n]):
+        if i % columns == 0:
+            axis.set_ylabel(y)
+        if i + columns >= n:
+            axis.set_xlabel(x)
+
+
+def token_axis(axis, which: str, ticks) -> None:
+    """A logarithmic axis of tokens with plain numbers."""
+    getattr(axis, f"set_{which}scale")("log", base=2)
+    side = getattr(axis, f"{which}axis")
+    side.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    side.set_minor_formatter(NullFormatter())
+    if ticks is not None:
+        getattr(axis, f"set_{which}ticks")(ticks)

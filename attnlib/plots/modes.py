@@ -1,0 +1,77 @@
+"""Figures of modes and their spectra."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import xarray as xr
+
+from .base import DIVERGING, LINE_STYLES, MODEL_COLORS, edge_labels, grid, layer_colors
+
+
+def mode_maps(modes: xr.DataArray):
+    """Modes as fields, a row a layer, a column a mode: (layer, mode, query, key)."""
+    layers, numbers = modes["layer"].values, modes["mode"].values
+    figure, axes = plt.subplots(
+        len(layers), len(numbers), squeeze=False, sharex=True, sharey=True,
+        figsize=(1.9 * len(numbers) + 0.6, 1.9 * len(layers) + 0.5),
+    )  # fmt: skip
+    for row, layer in zip(axes, layers, strict=True):
+        for axis, k in zip(row, numbers, strict=True):
+            picture = modes.sel(layer=layer, mode=k).values
+            top = float(np.quantile(np.abs(picture), 0.998)) or 1.0
+            axis.imshow(picture, cmap=DIVERGING, vmin=-top, vmax=top)
+            axis.set_title(f"layer {layer}, mode {k}", fontsize=8.5)
+    edge_labels(axes, "key", "query", axes.size)
+    return figure
+
+
+def mode_profiles(profiles: xr.DataArray, max_lag: int | None = None):
+    """Lag profiles of the leading modes, one panel a layer: (layer, mode, lag)."""
+    n = profiles.sizes["layer"]
+    figure, axes = grid(n, 3, width=2.7, height=2.0, sharex=True)
+    some = profiles if max_lag is None else profiles.sel(lag=slice(0, max_lag))
+    for axis, layer in zip(axes.flat, some["layer"].values, strict=False):
+        for color, style, k in zip(
+            MODEL_COLORS, (*LINE_STYLES, "-"), some["mode"].values, strict=False
+        ):
+            one = some.sel(layer=layer, mode=k)
+            axis.plot(one["lag"], 1e3 * one, color=color, ls=style, lw=1.4, label=f"mode {k}")
+        axis.axhline(0, color="0.7", lw=0.8, zorder=0)
+        axis.set_title(f"layer {layer}")
+    edge_labels(axes, "lag (tokens)", "mode (10⁻³)", n)
+    axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def _by_scale(curves: xr.DataArray, along: str, xlabel: str, ylabel: str):
+    """A panel a scale, a curve a layer, over the dimension `along`; returns figure and axes."""
+    scales, layers = curves["scale"].values, curves["layer"].values
+    figure, axes = grid(len(scales), 3, width=2.6, sharey=True)
+    for axis, scale in zip(axes.flat, scales, strict=False):
+        for color, layer in zip(layer_colors(len(layers)), layers, strict=True):
+            one = curves.sel(scale=scale, layer=layer)
+            axis.plot(one[along], one, color=color, lw=1.4, label=f"layer {layer}")
+        title = f"period {float(curves['period'].sel(scale=scale)):.1f}"
+        axis.set_title(title if np.isfinite(scale) else "no filter")
+    edge_labels(axes, xlabel, ylabel, len(scales))
+    axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure, axes.flat[: len(scales)]
+
+
+def eigenvalue_spectra(eigenvalues: xr.DataArray):
+    """Share of the variance by mode, log-log, a panel a scale, a curve a layer."""
+    share = eigenvalues / eigenvalues.sum("mode")
+    figure, axes = _by_scale(share, "mode", "mode", "share of the variance")
+    for axis in axes:
+        axis.set(xscale="log", yscale="log", ylim=(1e-4, 1))
+    return figure
+
+
+def reconstruction_error(error: xr.DataArray):
+    """Relative mean square error against the number of modes, a panel a scale."""
+    figure, axes = _by_scale(error, "kept", "modes kept", "relative mean square error")
+    for axis in axes:
+        axis.axhline(0.1, color="0.6", lw=1, ls=":")
+        axis.set_ylim(0, 1)
+    return figure

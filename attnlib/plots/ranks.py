@@ -1,0 +1,53 @@
+"""Figures of ranks and other estimates."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import xarray as xr
+
+from .base import MODEL_COLORS, edge_labels, grid, layer_colors
+
+
+def estimates_by_layer(panels: dict[str, xr.Dataset], ylabel: str):
+    """Estimates with intervals by layer, a panel a (title: estimate, low, high (model, layer))."""
+    figure, axes = grid(len(panels), 3, width=2.6, sharey=True)
+    for axis, (title, one) in zip(axes.flat, panels.items(), strict=False):
+        names = one["model"].values
+        shift = np.linspace(-0.12, 0.12, len(names)) if len(names) > 1 else [0.0]
+        for color, offset, name in zip(MODEL_COLORS, shift, names, strict=False):
+            some = one.sel(model=name)
+            middle = some["estimate"].values
+            bars = np.stack([middle - some["low"], some["high"] - middle]).clip(min=0)
+            axis.errorbar(
+                some["layer"] + offset, middle, bars, color=color, marker="o", ms=4, lw=0,
+                elinewidth=1.4, capsize=2.5, label=str(name),
+            )  # fmt: skip
+        axis.set_title(title)
+        axis.set_xticks(one["layer"].values)
+    edge_labels(axes, "layer", ylabel, len(panels))
+    axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def rank_curves(curves: xr.Dataset, epsilon: float):
+    """H*(epsilon; N) against N, a panel a model, with the line that only counts snapshots."""
+    names = curves["model"].values
+    figure, axes = plt.subplots(
+        1, len(names), figsize=(2.4 * len(names) + 1.3, 2.9), sharey=True, squeeze=False
+    )
+    for axis, name in zip(axes.flat, names, strict=True):
+        for color, layer in zip(
+            layer_colors(curves.sizes["layer"]), curves["layer"].values, strict=True
+        ):
+            one = curves.sel(model=name, layer=layer)
+            axis.plot(one["size"], one["H"], color=color, marker="o", ms=3, label=f"layer {layer}")
+            axis.fill_between(
+                one["size"], one["H_low"], one["H_high"], color=color, alpha=0.2, lw=0
+            )
+        sizes = curves["size"].values
+        axis.plot(sizes, sizes - 1, color="0.5", ls="--", lw=1, label="N − 1")
+        axis.set(title=str(name), xlabel="snapshots N")
+    axes[0, 0].set_ylabel(f"H*({epsilon:g}; N)")
+    axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
