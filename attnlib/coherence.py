@@ -15,8 +15,15 @@ import xarray as xr
 
 from .ensemble import check_convention, ensemble_size, lag_rows, map_fields, stack_leading
 from .errors import InputError
-from .wavelet import FOLD, OMEGA0, check_scales, scale_to_period
-from .wavelet import _kernel, _rows_with_lag, _unit_variance  # isort: skip
+from .wavelet import (
+    FOLD,
+    OMEGA0,
+    _psi_hat,
+    _rows_with_lag,
+    _unit_variance,
+    check_scales,
+    scale_to_period,
+)
 
 CHUNK_BYTES = 2**28
 CONVENTIONS = ("causal", "published")
@@ -93,7 +100,10 @@ def coherence(
         ``threshold``; and ``significant`` (bool): above the threshold, outside the footprint.
         On (scale, lag, lag_): ``wavelet``; ``footprint`` (bool); ``rows``, how many are averaged.
         On (layer, [head,] scale): ``share`` of the pairs outside the footprint that pass
-        wavelet + floor; ``share_by_chance``; ``p_value`` of the largest excess in the map.
+        wavelet + floor; ``share_by_chance``; ``p_value`` of the largest excess in the map;
+        ``peak``, the coherence there, ``peak_lag`` and ``peak_lag_``; ``peak_documents``, how many
+        documents make it, (sum c)^2 / sum c^2 with c the modulus of each one's part. NaN without
+        such pairs.
         On (scale): ``pairs``, how many lie outside the footprint, each counted once.
         `scale` has the second coordinate `period`.
 
@@ -120,19 +130,19 @@ def coherence(
     """
     scales = check_scales(scale)
     n, t = ensemble_size(fields)
-    published = convention == "published"
+    period = scale_to_period(scales, omega0)
     reach = np.ceil(FOLD * scales).astype(int)
     _check(scales, reach, t, convention, n_permutations, level, footprint_level)
+    published = convention == "published"
     rng = np.random.default_rng(seed)
     orders = np.stack([np.arange(n), *(rng.permutation(n) for _ in range(n_permutations))])
     orders = torch.from_numpy(orders)  # (1 + P, N); the first is the data as they are
-
+    psi = [_wavelets(t, a, omega0, published) for a in scales]  # each (b, tau)
     if published:
-        psi = [_wavelets_of_public_code(t, a, omega0) for a in scales]
-        white = [_white_noise_in_rows(one) for one in psi]
+        white = [_white_noise_in_rows(p) for p in psi]
     else:
-        psi = [_wavelets(t, a, omega0)[r : t - r] for a, r in zip(scales, reach, strict=True)]
-        white = [_white_noise_in_cone(one, int(r)) for one, r in zip(psi, reach, strict=True)]
+        psi = [p[r : t - r] for p, r in zip(psi, reach, strict=True)]
+        white = [_white_noise_in_cone(p, int(r)) for p, r in zip(psi, reach, strict=True)]
 
     def one(field: torch.Tensor) -> dict[str, np.ndarray]:
         check_convention(field, convention)
@@ -151,31 +161,28 @@ def coherence(
         return {name: np.stack([m[name] for m in maps]) for name in maps[0]}
 
     results, dims, coords = map_fields(fields, one, device)
-    pair, position = (("query", "key") if published else ("lag", "lag_")), np.arange(t)
-    data = {}
+    on_pairs = ("scale", "query", "key") if published else ("scale", "lag", "lag_")
+    data, position = {}, np.arange(t)
     for name in results[0]:
         values = stack_leading([r[name] for r in results], tuple(len(coords[d]) for d in dims))
-        own = ("scale", *pair)[: values.ndim - len(dims)]
-        data[name] = ((*dims, *own), values)
+        data[name] = ((*dims, *on_pairs[: values.ndim - len(dims)]), values)
     if published:
         kernel = np.stack([w.numpy() for w in white])
     else:
         kernel = np.stack([_on_lags(w, int(r), t) for w, r in zip(white, reach, strict=True)])
-        last = np.maximum(position[:, None], position)
-        rows = np.where(np.isnan(kernel), 0, t - (last + reach[:, None, None]))
-        outside = (kernel <= footprint_level) & (rows > 0)
-        data["rows"] = (("scale", *pair), rows)
-        data["pairs"] = ("scale", np.tril(outside).sum((1, 2)))
-    data["wavelet"] = (("scale", *pair), kernel)
-    data["footprint"] = (("scale", *pair), kernel > footprint_level)  # NaN is not
+        last = np.maximum(position[:, None], position) + reach[:, None, None]
+        data["rows"] = (on_pairs, np.where(np.isnan(kernel), 0, t - last))
+        data["pairs"] = ("scale", np.tril(kernel <= footprint_level).sum((1, 2)))
+    data["wavelet"] = (on_pairs, kernel)
+    data["footprint"] = (on_pairs, kernel > footprint_level)
     units = {"units": "tokens"}
     return xr.Dataset(
         data,
         coords={
             **coords,
             "scale": ("scale", scales, units),
-            "period": ("scale", scale_to_period(scales, omega0), units),
-            **{d: (d, position, units) for d in pair},
+            "period": ("scale", period, units),
+            **{d: (d, position, units) for d in on_pairs[1:]},
         },
         attrs={
             "omega0": omega0,
@@ -192,17 +199,17 @@ def _check(scales, reach, t, convention, n_permutations, level, footprint_level)
     if (np.diff(scales) <= 0).any():
         raise InputError("scales of a coherence ascend")
     if convention not in CONVENTIONS:
-        hint = ""
-        if convention == "signed":
-            hint = " (rows of a bidirectional field have two edges each; scalogram can read them)"
-        raise InputError(f"convention of a coherence is one of {CONVENTIONS}, not {convention!r}{hint}")
-    for name, value in (("level", level), ("footprint_level", footprint_level)):
-        if not 0 < value < 1:
-            raise InputError(f"{name} lies between 0 and 1, not at {value}")
+        why = ": rows of a bidirectional field have two edges each, and no cone here knows that"
+        raise InputError(
+            f"coherence has the conventions {CONVENTIONS}, not {convention!r}"
+            + (why if convention == "signed" else "")
+        )
+    if not (0 < level < 1 and 0 < footprint_level < 1):
+        raise InputError(f"levels lie between 0 and 1, not at {level} and {footprint_level}")
     least = math.ceil(level / (1 - level) - 1e-9)
     if n_permutations < least:
         raise InputError(
-            f"{n_permutations} permutations cannot resolve a level of {level:g}: take {least} or more"
+            f"{n_permutations} permutations cannot tell a level of {level:g}: take at least {least}"
         )
     empty = scales[2 * reach > t - 1]
     if convention == "causal" and len(empty):
@@ -221,16 +228,16 @@ def _quantile(values: torch.Tensor, level: float) -> torch.Tensor:
     return values.kthvalue(math.ceil(level * (len(values) + 1) - 1e-9), dim=0).values
 
 
-# ------------------------------------------------------------------ in the cone
-
-
-def _wavelets(t: int, a: float, omega0: float) -> torch.Tensor:
+def _wavelets(t: int, a: float, omega0: float, published: bool) -> torch.Tensor:
     """psi with W(b) = sum over tau of psi[b, tau] x(tau): ``(T, T)``, complex double."""
-    like = torch.zeros(1, dtype=torch.float64)
-    k = _kernel(t, np.array([a]), omega0, "L1", like)[0]  # (2, 2 T - 1)
+    if published:  # the public code's own grid of 2 T frequencies
+        omega = 2 * math.pi * torch.fft.fftfreq(2 * t, dtype=torch.float64)
+        psi_hat = torch.exp(-0.5 * (a * omega - omega0) ** 2) * (omega > 0)
+    else:
+        like = torch.zeros(1, dtype=torch.float64)
+        psi_hat = _psi_hat(t, [a], omega0, "L1", like)[0]
     position = torch.arange(t)
-    offset = position[:, None] - position + t - 1
-    return torch.complex(k[0][offset], k[1][offset])
+    return torch.fft.ifft(psi_hat)[(position[:, None] - position) % len(psi_hat)]
 
 
 def _white_noise_in_cone(psi: torch.Tensor, reach: int) -> torch.Tensor:
@@ -260,8 +267,9 @@ def _transform(x: torch.Tensor, psi: torch.Tensor, reach: int) -> torch.Tensor:
 
 
 def _power_and_null(w: torch.Tensor, reach: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each pair: sqrt(sum abs(W(b))^2 sum abs(W(b'))^2), and the rms over all permutations
-    of the modulus of its cross sum; both ``(B, B)``, lower triangle.
+    """The denominator of each pair, and the rms of its cross sum over all permutations.
+
+    Both ``(B, B)``, lower triangle; the first is sqrt(sum abs(W(b))^2 sum abs(W(b'))^2).
 
     With A[s, s'] = sum over rows of W_s(b) W_s'*(b'), whose rows and columns sum to zero, the
     cross sum of a permutation is the sum of A[s, pi(s)], and its mean square over all of them is
@@ -279,9 +287,9 @@ def _power_and_null(w: torch.Tensor, reach: int) -> tuple[torch.Tensor, torch.Te
         row = w[now, i]  # (k + 1, N)
         sums[now] += row.abs().square().sum(1)
         power[k, now] = (sums[k] * sums[now]).sqrt()
-        covariance = (w[now, i:] @ row.conj()[:, :, None])[:, :, 0]  # with the rows i ..: (k + 1, .)
-        covariance[:, 1:] *= math.sqrt(2)  # each such pair of rows comes twice
-        flat = torch.view_as_real(covariance).flatten(1)
+        covariance = (w[now, i:] @ row.conj()[:, :, None]).squeeze(2)  # of row i with rows i ..
+        covariance[:, 1:] *= math.sqrt(2)  # two different rows are a pair twice
+        flat = torch.view_as_real(covariance).flatten(1)  # (k + 1, 2 (T - i))
         inner[now, now] += flat @ flat.T
         null[k, now] = (inner[k, now] / (n - 1)).sqrt()
     return power, null
@@ -305,27 +313,70 @@ def _causal_maps(x, psi, reach, white, footprint_level, orders, level) -> dict[s
     """All that :func:`coherence` says of one layer at one scale."""
     w = _transform(x, psi, reach)
     power, null = _power_and_null(w, reach)
-    white = white.to(power)
-    floor_of_rounding = torch.finfo(power.dtype).eps * power.max()
-    defined = power > floor_of_rounding
-    inverse = torch.where(defined, 1 / power.clamp(min=floor_of_rounding), 0.0)
-    spread = torch.where(defined, null * inverse, 0.0)  # rms of a permuted coherence
-    lower = torch.ones_like(power, dtype=torch.bool).tril()
-    judged = lower & (white <= footprint_level) & (spread > 0)
-    some = bool(judged.any())
-    use = judged if some else lower & (spread > 0)
+    inverse, orders = _inverse(power), orders.to(w.device)
+    spread = null * inverse  # rms of the coherence over all permutations
+    possible = (spread > 0) & torch.ones_like(power, dtype=torch.bool).tril()
+    judged = possible & (white <= footprint_level).to(w.device)
+    some, white = bool(judged.any()), white.to(power)
+    use = judged if some else possible
 
-    gamma, excess = None, []  # the data's own coherence; permuted ones over their spread
-    for part in orders.to(w.device).split(max(1, CHUNK_BYTES // (w.element_size() * len(w) ** 2))):
-        permuted = _cross(w, reach, part) * inverse
-        if gamma is None:
-            gamma, permuted = permuted[0].clamp(max=1), permuted[1:]
-        excess.append(permuted[:, use] / spread[use])
-    excess = torch.cat(excess)  # (P, pairs)
-    if not excess.numel():
-        excess = excess.new_ones(len(orders) - 1, 1)
-    quantile = torch.quantile if excess.numel() < 2**24 else _quantile_of_many
-    common = quantile(excess.flatten(), level)
-    top = excess.amax(1)
-    own = ((gamma - white) / spread.clamp(min=torch.finfo(spread.dtype).tiny))[judged]
-    return {}
+    at_once = max(1, CHUNK_BYTES // (w.element_size() * len(w) ** 2))
+    permuted = [(_cross(w, reach, part) * inverse)[:, use] for part in orders[1:].split(at_once)]
+    null = torch.cat(permuted) / spread[use]  # (P, pairs)
+    null = null if null.numel() else null.new_zeros(len(orders) - 1, 1)  # nothing varies
+    gamma = (_cross(w, reach, orders[:1])[0] * inverse).clamp(max=1)
+    excess = (gamma - white)[judged] / spread[judged]
+    often, top = _quantile(null.flatten(), level), null.amax(1)
+    threshold = white + spread * _quantile(top, level)
+    maps = {"coherence": gamma, "floor": spread * often, "threshold": threshold}
+    maps["significant"] = judged & (gamma > threshold)
+    numbers = dict.fromkeys(("share", "share_by_chance", "p_value"), np.nan)
+    numbers |= dict.fromkeys(("peak", "peak_lag", "peak_lag_", "peak_documents"), np.nan)
+    if some:
+        numbers["share"] = float((excess > often).double().mean())
+        numbers["share_by_chance"] = float(_quantile((null > often).double().mean(1), level))
+        numbers["p_value"] = (1 + int((top >= excess.max()).sum())) / len(orders)
+        b, c = judged.nonzero()[excess.argmax()].tolist()
+        first = b + 2 * reach  # of the rows that hold both
+        part = (w[b, first:].conj() * w[c, first:]).sum(0).abs().double()  # of each document
+        numbers["peak"] = float(gamma[b, c])
+        numbers["peak_lag"], numbers["peak_lag_"] = float(b + reach), float(c + reach)
+        numbers["peak_documents"] = float(part.sum() ** 2 / part.square().sum())
+    return {k: _on_lags(v, reach, x.shape[1]) for k, v in maps.items()} | numbers
+
+
+def _inverse(power: torch.Tensor) -> torch.Tensor:
+    """1 / power, and 0 where there is none but rounding."""
+    least = torch.finfo(power.dtype).eps ** 2 * power.max()
+    return torch.where(power > least, 1 / power, 0.0)
+
+
+def _on_lags(lower: torch.Tensor, reach: int, t: int) -> np.ndarray:
+    """A lower triangle ``(B, B)`` as a symmetric map over all lags, NaN (or False) outside."""
+    lower = lower.cpu().numpy()
+    out = np.full((t, t), False if lower.dtype == bool else np.nan, dtype=lower.dtype)
+    out[reach : t - reach, reach : t - reach] = np.where(np.tri(len(lower)) > 0, lower, lower.T)
+    return out
+
+
+def _white_noise_in_rows(psi: torch.Tensor) -> torch.Tensor:
+    """Coherence of positions i and j of row i, if its keys 0 .. i are white noise: ``(T, T)``."""
+    past = torch.ones_like(psi.real).tril()
+    cross = (psi * past) @ psi.mH
+    power = past @ psi.abs().square().T
+    return cross.abs() / (power.diagonal()[:, None] * power).sqrt()
+
+
+def _published_maps(field, psi, orders, level) -> dict[str, np.ndarray]:
+    """Coherence and floor of an ensemble of raw fields ``(N, T, T)``, row by row."""
+    w = torch.complex(field @ psi.real.T, field @ psi.imag.T).transpose(0, 1)  # (query, N, key)
+    query = torch.arange(len(w), device=w.device)
+    own = w[query, :, query]  # (T, N): each row at its own position
+    cross = own[:, orders.to(w.device)].conj() @ w  # (query, 1 + P, key)
+    sums = w.abs().square().sum(1)
+    power = (sums.diagonal()[:, None] * sums).sqrt()
+    gamma = (cross.abs() * _inverse(power)[:, None]).clamp(max=1).movedim(1, 0)
+    return {
+        "coherence": gamma[0].cpu().numpy(),
+        "floor": _quantile(gamma[1:], level).cpu().numpy(),
+    }

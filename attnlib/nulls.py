@@ -137,3 +137,36 @@ def planted_fields(
         {"layer": [1], "amplitude": ("snapshot", amplitude)},
         ("layer", "snapshot", "query", "key"),
     )
+
+
+def structureless_fields(
+    n: int = 60, t: int = 128, *, diagonal: float = 0.1, seed: int = 0
+) -> xr.DataArray:
+    """Causal fields with a given weight on the diagonal and no structure anywhere else.
+
+    Every query gives `diagonal` to itself and shares the rest among all earlier keys at random
+    (independent exponential weights), so no lag is preferred and no two entries belong together.
+
+    Parameters
+    ----------
+    n, t : int
+        Documents and tokens.
+    diagonal : float
+        Between 0 and 1. (The first query has no other key: its weight is 1.)
+    seed : int
+
+    Returns
+    -------
+    xarray.DataArray
+        ``(layer, snapshot, query, key)`` with one layer, float32, rows sum to 1.
+    """
+    if not 0 < diagonal < 1:
+        raise InputError(f"the weight of the diagonal lies between 0 and 1, not {diagonal}")
+    rest = np.random.default_rng(seed).exponential(size=(n, t, t)) * np.tri(t, k=-1)
+    total = rest.sum(-1, keepdims=True)
+    values = (1 - diagonal) * rest / np.where(total > 0, total, 1)
+    values += diagonal * np.eye(t)
+    values[:, 0, 0] = 1
+    return xr.DataArray(
+        values[None].astype(np.float32), {"layer": [1]}, ("layer", "snapshot", "query", "key")
+    )

@@ -40,6 +40,7 @@ def bootstrap(
     seed: int = 0,
     *,
     level: float = 0.95,
+    draws: bool = False,
     batch: int = 100,
 ) -> xr.Dataset:
     """Bootstrap over documents of a statistic of the spectrum; no pass over the fields.
@@ -62,6 +63,8 @@ def bootstrap(
     n_resamples, seed, level
         Resamples (at least 20), their seed, and the level of the interval. The same documents are
         drawn for every layer and scale, so that differences between them can be compared.
+    draws : bool
+        Keep the statistic of every resample as ``draw`` (..., resample), for :func:`contrast`.
     batch : int
         Resamples held at a time (8 batch N^2 bytes).
 
@@ -100,27 +103,64 @@ def bootstrap(
             computed = [np.stack([c[name] for name in names]) for c in computed]
         else:
             computed = [np.asarray(c)[None] for c in computed]
-        draws = np.concatenate(computed[1:], axis=1)
-        pairs = zip(computed[0][:, 0], draws, strict=True)
-        rows.append([_interval(estimate, d, level) for estimate, d in pairs])
-    table = np.moveaxis(np.array(rows, dtype=float), -1, 0)  # (5, layers, statistics)
+        rows.append(np.concatenate(computed, axis=1))
+    table = np.array(rows, dtype=float)  # (layers, statistics, 1 + resamples)
     if names is None:
-        table = table[..., 0].reshape(5, *shape)
+        table = table[:, 0].reshape(*shape, -1)
     else:
-        table = table.reshape(5, *shape, len(names))
+        table = table.reshape(*shape, len(names), -1)
         dims, coords = (*dims, "statistic"), {**coords, "statistic": names}
-    fields = ("estimate", "se", "bias", "low", "high")
-    return xr.Dataset({k: (dims, v) for k, v in zip(fields, table, strict=True)}, coords)
+    whole = xr.DataArray(table, coords, (*dims, "resample"))
+    estimate, draw = whole.isel(resample=0), whole.isel(resample=slice(1, None))
+    result = _interval(estimate, draw, level)
+    return result.assign(draw=draw) if draws else result
 
 
-def _interval(estimate: float, draws: np.ndarray, level: float) -> tuple[float, ...]:
-    """Estimate, standard error, bias, and the percentile interval moved by the bias."""
-    draws = draws[np.isfinite(draws)]
-    if len(draws) < 2 or not np.isfinite(estimate):
-        return (estimate, *[np.nan] * 4)
-    bias = draws.mean() - estimate
-    low, high = np.quantile(draws - bias, [(1 - level) / 2, (1 + level) / 2])
-    return estimate, draws.std(ddof=1), bias, min(low, estimate), max(high, estimate)
+def contrast(
+    resampled: xr.Dataset, function: Callable[[xr.DataArray], xr.DataArray], level: float = 0.95
+) -> xr.Dataset:
+    """Interval of a combination of bootstrapped values, say a difference of layers or of models.
+
+    The values of one resample belong to the same documents, so that what they have in common
+    cancels in a difference: the interval is a paired one.
+
+    Parameters
+    ----------
+    resampled : xarray.Dataset
+        From :func:`bootstrap` with ``draws=True``.
+    function : callable
+        Maps a DataArray on (layer, ..., statistic) to the combination wanted.
+    level : float
+
+    Returns
+    -------
+    xarray.Dataset
+        ``estimate``, ``se``, ``bias``, ``low``, ``high``, as from :func:`bootstrap`.
+    """
+    if "draw" not in resampled:
+        raise InputError("a contrast needs the draws: call bootstrap(..., draws=True)")
+    return _interval(function(resampled["estimate"]), function(resampled["draw"]), level)
+
+
+def _interval(estimate: xr.DataArray, draw: xr.DataArray, level: float) -> xr.Dataset:
+    """Standard error, bias, and the percentile interval moved by the bias.
+
+    NaN among the draws are left out; NaN where fewer than two are left, or the estimate is NaN.
+    """
+    usable = (draw.notnull().sum("resample") >= 2) & estimate.notnull()
+    draw = draw.where(usable, 0.0)
+    bias = draw.mean("resample") - estimate.where(usable, 0.0)
+    tail = (1 - level) / 2
+    low, high = ((draw - bias).quantile(q, "resample", skipna=True) for q in (tail, 1 - tail))
+    result = xr.Dataset(
+        {
+            "se": draw.std("resample", ddof=1),
+            "bias": bias,
+            "low": np.minimum(low.drop_vars("quantile"), estimate),
+            "high": np.maximum(high.drop_vars("quantile"), estimate),
+        }
+    )
+    return result.where(usable).assign(estimate=estimate)
 
 
 def rank_curve(

@@ -248,6 +248,30 @@ def by_model(parts: dict):
     return together.assign_coords(model=list(parts))
 
 
+def by_run(parts: dict):
+    """Results of several trainings as one, on the new first dimensions `seed` and `model`.
+
+    Parameters
+    ----------
+    parts : dict of (str, int) to xarray.DataArray or xarray.Dataset
+        (Name of the model, seed) to its result. What a seed lacks is NaN there.
+
+    Returns
+    -------
+    xarray.DataArray or xarray.Dataset
+    """
+    import xarray as xr
+
+    seeds = list(dict.fromkeys(seed for _, seed in parts))
+    of_seed = [by_model({n: r for (n, s), r in parts.items() if s == seed}) for seed in seeds]
+    return xr.concat(
+        of_seed,
+        dim=xr.DataArray(seeds, dims="seed", name="seed"),
+        join="outer",
+        combine_attrs="drop_conflicts",
+    )
+
+
 def untrained(model: GPT, seed: int = 1000) -> GPT:
     """A model of the same shape with fresh weights, on the same device: the null of training.
 

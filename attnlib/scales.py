@@ -25,12 +25,13 @@ def global_power(scalogram: xr.Dataset, weights=None) -> xr.DataArray:
     xarray.DataArray
         ``(..., scale)``; NaN where the cone of that scale holds no lag.
     """
-    mean = scalogram["power"]
-    if "block" in mean.dims:
-        size = scalogram["block_size"] if weights is None else scalogram["block_size"] * weights
-        mean = (mean * size).sum("block", skipna=False) / size.sum("block")
     rows = scalogram["rows"].where(scalogram["in_cone"], 0)
-    return (mean.fillna(0) * rows).sum("lag") / rows.sum("lag").where(rows.sum("lag") > 0)
+    power = (scalogram["power"].fillna(0) * rows).sum("lag")
+    power = power / rows.sum("lag").where(rows.sum("lag") > 0)
+    if "block" in power.dims:
+        size = scalogram["block_size"] if weights is None else scalogram["block_size"] * weights
+        power = power.dot(size / size.sum("block"), dim="block")
+    return power
 
 
 def red_noise(scalogram: xr.Dataset) -> xr.DataArray:
@@ -70,23 +71,22 @@ def red_noise(scalogram: xr.Dataset) -> xr.DataArray:
     return red.transpose(*power.dims)
 
 
-def bootstrap_power(
-    scalogram: xr.Dataset, n_resamples: int = 1000, seed: int = 0, level: float = 0.95
-) -> xr.Dataset:
-    """Intervals of the global power, by resampling blocks of documents (no second pass).
+def resampled_power(scalogram: xr.Dataset, n_resamples: int = 1000, seed: int = 0) -> xr.DataArray:
+    """Global power of resampled ensembles: blocks of documents, without a second pass.
 
     Parameters
     ----------
     scalogram : xarray.Dataset
-        From :func:`scalogram` with 3 blocks or more.
-    n_resamples, seed, level
-        Resamples, their seed, and the level of the interval.
+        From :func:`scalogram` with 3 blocks or more. The mean field and, if lags were
+        standardised, their rms are those of all documents in every resample.
+    n_resamples, seed : int
+        Scalograms with the same number of blocks are resampled alike, so that layers and models
+        on the same documents can be compared resample by resample.
 
     Returns
     -------
-    xarray.Dataset
-        ``low`` and ``high`` (..., scale), percentile interval. The mean field and, if lags were
-        standardised, their rms are those of all documents in every resample.
+    xarray.DataArray
+        ``(..., scale, resample)``
 
     Raises
     ------
@@ -97,7 +97,26 @@ def bootstrap_power(
     if n < 3:
         raise InputError(f"{n} block(s) of documents: call scalogram(..., n_blocks=10) or more")
     counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=n_resamples)
-    draws = global_power(scalogram, xr.DataArray(counts, dims=("resample", "block")))
+    return global_power(scalogram, xr.DataArray(counts, dims=("resample", "block")))
+
+
+def bootstrap_power(
+    scalogram: xr.Dataset, n_resamples: int = 1000, seed: int = 0, level: float = 0.95
+) -> xr.Dataset:
+    """Percentile intervals of the global power over :func:`resampled_power`.
+
+    Parameters
+    ----------
+    scalogram, n_resamples, seed
+        As there.
+    level : float
+
+    Returns
+    -------
+    xarray.Dataset
+        ``low`` and ``high`` (..., scale).
+    """
+    draws = resampled_power(scalogram, n_resamples, seed)
     tail = (1 - level) / 2
     low, high = draws.quantile(tail, "resample"), draws.quantile(1 - tail, "resample")
     return xr.Dataset({"low": low.drop_vars("quantile"), "high": high.drop_vars("quantile")})

@@ -132,28 +132,30 @@ def _power_of_all_rows(x: torch.Tensor, kernel: torch.Tensor) -> tuple:
 
 
 def _power_in_cone(x: torch.Tensor, kernel: torch.Tensor, reach: np.ndarray) -> tuple:
-    """As above, but each (a, b) averages only the rows whose cone holds it.
+    """As above for blocks of documents: ``(B, n, T, T)`` rows to ``(B, S, T)``; C, ``(B, T, T)``.
+
+    Each (a, b) averages only the rows whose cone holds it.
 
     Row i has lags 0..i, so its cone holds (a, b) if reach_a <= b <= i - reach_a: the rows
     i >= b + reach_a. Going down in i, the covariance of the rows so far is the one that the
     pairs with b + reach_a = i need; no row is transformed.
     """
-    n, t, _ = x.shape
-    n_scales = len(reach)
-    power = x.new_full((n_scales, t), float("nan"))
-    covariance = x.new_zeros(t, t)
-    scale_index = np.arange(n_scales)
+    blocks, n, t, _ = x.shape
+    power = x.new_full((blocks, len(reach), t), float("nan"))
+    covariance = x.new_zeros(blocks, t, t)
+    kernel = kernel.movedim(1, 0)  # (2, S, 2 t - 1)
+    scale_index = np.arange(len(reach))
     back = np.arange(t - 1, -1, -1)  # tau = 0.. stands at b + t - 1 - tau
     for i in range(t - 1, -1, -1):
-        row = x[:, i, : i + 1]  # (N, i + 1): zero beyond
-        covariance[: i + 1, : i + 1].addmm_(row.T, row)
+        row = x[:, :, i, : i + 1]  # (B, n, i + 1): zero beyond
+        covariance[:, : i + 1, : i + 1].baddbmm_(row.mT, row)
         b = i - reach
         inside = b >= reach
         if inside.any():
             s, at = scale_index[inside], b[inside]
-            psi = kernel[s[:, None], :, at[:, None] + back]  # (pairs, T, 2)
-            energy = ((covariance @ psi) * psi).sum((-1, -2))
-            power[s, at] = energy / (n * (t - i))
+            psi = kernel[:, s[:, None], at[:, None] + back].flatten(0, 1)  # (2 pairs, T)
+            energy = ((psi @ covariance) * psi).sum(-1)  # (B, 2 pairs)
+            power[:, s, at] = energy.unflatten(1, (2, -1)).sum(1) / (n * (t - i))
     return power, covariance
 
 
@@ -229,6 +231,7 @@ def scalogram(
             f"windows of {t} tokens: the largest that has is {(t - 1) // 2 / FOLD:.1f}"
         )
     kernel = None
+    block_size = torch.tensor([len(b) for b in np.array_split(np.arange(n), n_blocks)])
 
     def one(field: torch.Tensor):
         nonlocal kernel
@@ -244,19 +247,17 @@ def scalogram(
             x, size = _unit_variance(x, count), 1.0
         if kernel is None:
             kernel = _kernel(len(lag), scales, omega0, norm, x)
-        parts, covariance = [], 0.0
-        for part in x.tensor_split(n_blocks):
-            if rows == "cone":
-                power, c = _power_in_cone(part, kernel, reach)
-            else:
-                power, c = _power_of_all_rows(part, kernel)
-            parts.append(power)
-            covariance = covariance + c
-        return (
-            torch.stack(parts).double() * float(size) ** 2,
-            _autocorrelation(covariance, count),
-            lag,
-        )
+        if rows == "cone":
+            # Short blocks are filled up with zeros, which add nothing; the mean is put right after.
+            parts = torch.nn.utils.rnn.pad_sequence(x.tensor_split(n_blocks), batch_first=True)
+            power, covariance = _power_in_cone(parts, kernel, reach)
+            power *= (parts.shape[1] / block_size.to(power))[:, None, None]
+            covariance = covariance.sum(0)
+        else:
+            both = [_power_of_all_rows(part, kernel) for part in x.tensor_split(n_blocks)]
+            power = torch.stack([p for p, _ in both])
+            covariance = sum(c for _, c in both)
+        return power.double() * float(size) ** 2, _autocorrelation(covariance, count), lag
 
     results, dims, coords = map_fields(fields, one, device)
     lead, lag = tuple(len(coords[d]) for d in dims), results[0][2]
@@ -271,7 +272,7 @@ def scalogram(
                 (*dims, "block", "scale", "lag"),
                 stack_leading([r[0] for r in results], lead),
             ),
-            "block_size": ("block", [len(b) for b in np.array_split(np.arange(n), n_blocks)]),
+            "block_size": ("block", block_size.numpy()),
             "in_cone": (("scale", "lag"), in_cone),
             "rows": (("scale", "lag"), n_rows),
             "autocorrelation": (dims, stack_leading([r[1] for r in results], lead)),

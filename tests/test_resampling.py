@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 
 from attnlib import (
     InputError,
     bootstrap,
+    contrast,
     effective_rank,
     pod,
     rank_curve,
@@ -145,3 +147,25 @@ def test_wrong_input():
     small = xr.DataArray(np.eye(2), dims=("snapshot", "snapshot_"))
     with pytest.raises(InputError, match="at least 3"):
         bootstrap(small, leading_share)
+
+
+def test_a_contrast_is_paired(make_fields):
+    """The difference of two layers that share their documents' noise is known better than each."""
+    rng = np.random.default_rng(0)
+    common = rng.normal(size=(1, 60, 1, 1)) * np.ones((2, 60, 6, 6))
+    fields = torch.from_numpy(common + 0.01 * rng.normal(size=(2, 60, 6, 6))).tril()
+    gram = scale_gram(fields, [np.inf]).isel(scale=0)
+    result = bootstrap(gram, lambda v: v[:, 0], 200, draws=True)
+    assert result["draw"].dims == ("layer", "resample")
+    difference = contrast(result, lambda x: x.sel(layer=2) - x.sel(layer=1))
+    assert float(difference["se"]) < 0.1 * float(result["se"].min())
+    assert float(difference["low"]) <= float(difference["estimate"]) <= float(difference["high"])
+    same = contrast(result, lambda x: x.sel(layer=1))
+    for name in ("estimate", "se", "bias", "low", "high"):
+        assert float(same[name]) == pytest.approx(float(result[name].sel(layer=1)), rel=1e-12)
+
+
+def test_a_contrast_needs_the_draws(make_fields):
+    gram = scale_gram(make_fields(), [np.inf])
+    with pytest.raises(InputError, match="draws=True"):
+        contrast(bootstrap(gram, lambda v: v[:, 0], 20), lambda x: x)

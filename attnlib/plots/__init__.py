@@ -1,27 +1,65 @@
 """One function a kind of figure. Each takes labelled arrays and returns a matplotlib Figure."""
 
-from .base import use_style
+from .base import line_panels, use_style
+from .coherence import coherence_maps, coherence_shares
 from .fields import by_lag, field_maps, two_readings
+from .heads import (
+    allocation_losses,
+    head_numbers,
+    head_ranks,
+    head_worth,
+    pruning_curves,
+    rank_against_worth,
+)
 from .models import loss_by_prefix, loss_curves
-from .modes import eigenvalue_spectra, mode_maps, mode_profiles, reconstruction_error
+from .modes import (
+    basis_errors,
+    continuous_spectra,
+    eigenvalue_spectra,
+    mode_maps,
+    mode_profiles,
+    reconstruction_error,
+    stability_curves,
+)
 from .ranks import estimates_by_layer, rank_curves
-from .wavelets import dominant_by_layer, scale_spectra, scalogram_panels, transform_check
+from .text import attention_on_text
+from .wavelets import (
+    dominant_by_layer,
+    scale_spectra,
+    scalogram_panels,
+    transform_check,
+    window_banks,
+)
 
 __all__ = [
+    "allocation_losses",
+    "attention_on_text",
+    "basis_errors",
     "by_lag",
+    "coherence_maps",
+    "coherence_shares",
+    "continuous_spectra",
     "dominant_by_layer",
     "eigenvalue_spectra",
     "estimates_by_layer",
     "field_maps",
+    "head_numbers",
+    "head_ranks",
+    "head_worth",
+    "line_panels",
     "loss_by_prefix",
     "loss_curves",
     "mode_maps",
     "mode_profiles",
+    "pruning_curves",
+    "rank_against_worth",
     "rank_curves",
     "reconstruction_error",
     "scale_spectra",
     "scalogram_panels",
+    "stability_curves",
     "transform_check",
     "two_readings",
     "use_style",
+    "window_banks",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import matplotlib.pyplot as plt
 import numpy as np
+import xarray as xr
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 # Okabe & Ito 2008: distinct for every common kind of colour vision.
@@ -72,3 +73,44 @@ def token_axis(axis, which: str, ticks) -> None:
     side.set_minor_formatter(NullFormatter())
     if ticks is not None:
         getattr(axis, f"set_{which}ticks")(ticks)
+
+
+def line_panels(
+    panels: dict[str, dict[str, xr.DataArray]],
+    xlabel: str,
+    ylabel: str,
+    *,
+    along: str | None = None,
+    log: str = "",
+    tokens: bool = False,
+    mark: tuple[str, float] | None = None,
+    sharey: bool = True,
+    columns: int = 3,
+    legend: str = "",
+):
+    """Curves, a panel a (title: label to one-dimensional array).
+
+    `along` names the coordinate for the horizontal axis (default: the array's own); `log` holds
+    "x", "y" or both; `tokens` makes the horizontal axis one of tokens to base 2; `mark` is the
+    label and position of a vertical line.
+    """
+    width, height = (2.8, 2.3) if len(panels) > 1 else (4.4, 2.8)
+    figure, axes = grid(len(panels), columns, width, height, sharey=sharey)
+    for axis, (title, curves) in zip(axes.flat, panels.items(), strict=False):
+        colors = MODEL_COLORS if len(curves) <= len(MODEL_COLORS) else layer_colors(len(curves))
+        for i, (color, (label, one)) in enumerate(zip(colors, curves.items(), strict=False)):
+            style = LINE_STYLES[i % len(LINE_STYLES)] if len(curves) <= 4 else "-"
+            axis.plot(one[along or one.dims[0]], one, color=color, ls=style, lw=1.5, label=label)
+        if mark is not None:
+            axis.axvline(mark[1], color="0.5", ls=":", lw=1.2, label=mark[0])
+        if "y" in log:
+            axis.set_yscale("log")
+        if tokens:
+            token_axis(axis, "x", None)
+        elif "x" in log:
+            axis.set_xscale("log")
+        axis.set_title(title)
+    edge_labels(axes, xlabel, ylabel, len(panels))
+    last = axes[0, min(columns, len(panels)) - 1]
+    last.legend(loc="center left", bbox_to_anchor=(1, 0.5), title=legend or None)
+    return figure

@@ -48,17 +48,15 @@ def two_readings(causal: np.ndarray, published: np.ndarray):
 
 def by_lag(profiles: dict[str, xr.DataArray], ylabel: str):
     """Curves over the lag, one a layer, one panel a model; both axes logarithmic."""
-    figure, axes = plt.subplots(
-        1, len(profiles), figsize=(3.7 * len(profiles) + 1, 3.3), sharey=True, squeeze=False
-    )
-    for axis, (name, profile) in zip(axes.flat, profiles.items(), strict=True):
+    figure, axes = grid(len(profiles), 2, width=3.5, height=2.6, sharex=True, sharey=True)
+    for axis, (name, profile) in zip(axes.flat, profiles.items(), strict=False):
         for color, layer in zip(
             layer_colors(profile.sizes["layer"]), profile["layer"].values, strict=True
         ):
             one = profile.sel(layer=layer)
             axis.plot(one["lag"] + 1, one, color=color, lw=1.4, label=f"layer {layer}")
-        axis.set(xlabel="lag + 1 (tokens)", title=name, yscale="log")
+        axis.set(title=name, yscale="log")
         token_axis(axis, "x", None)
-    axes[0, 0].set_ylabel(ylabel)
+    edge_labels(axes, "lag + 1 (tokens)", ylabel, len(profiles))
     axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure

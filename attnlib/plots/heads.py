@@ -99,10 +99,10 @@ def rank_against_worth(panels: dict[str, tuple[xr.DataArray, xr.DataArray]], xla
     return figure
 
 
-def allocation_losses(heads: xr.DataArray, difference: xr.DataArray, interval: xr.DataArray):
+def allocation_losses(heads: xr.DataArray, difference: xr.DataArray, half: float | None = None):
     """Heads by layer (variant, layer), and what each allocation loses against the first.
 
-    `difference` is (variant, seed); `interval`, half its width, (variant); the first is the zero.
+    `difference` is (variant, seed), 0 for the first; `half`, half an interval about its mean.
     """
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.1), width_ratios=(1.3, 1))
     names = heads["variant"].values
@@ -115,12 +115,12 @@ def allocation_losses(heads: xr.DataArray, difference: xr.DataArray, interval: x
             values = difference.sel(variant=name).values
             axes[1].scatter(np.full(len(values), i), values, s=18, color=color, alpha=0.55)
             axes[1].errorbar(
-                i + 0.16, values.mean(), float(interval.sel(variant=name)), color=color,
+                i + 0.16, values.mean(), half, color=color,
                 marker="o", ms=6, capsize=3,
             )  # fmt: skip
     axes[0].set(xlabel="layer", ylabel="heads", xticks=heads["layer"].values)
     axes[0].legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=min(4, len(names)))
     axes[1].axhline(0, color="0.6", lw=1)
     axes[1].set(xlim=(-0.5, len(names) - 0.5), ylabel=f"loss less that of {names[0]} (nats)")
-    axes[1].set_xticks(range(len(names)), names)
+    axes[1].set_xticks(range(len(names)), [str(n).replace("-", "\n") for n in names])
     return figure

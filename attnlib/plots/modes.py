@@ -6,7 +6,15 @@ import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
 
-from .base import DIVERGING, LINE_STYLES, MODEL_COLORS, edge_labels, grid, layer_colors
+from .base import (
+    DIVERGING,
+    LINE_STYLES,
+    MODEL_COLORS,
+    edge_labels,
+    grid,
+    layer_colors,
+    period_axis,
+)
 
 
 def mode_maps(modes: xr.DataArray):
@@ -74,4 +82,70 @@ def reconstruction_error(error: xr.DataArray):
     for axis in axes:
         axis.axhline(0.1, color="0.6", lw=1, ls=":")
         axis.set_ylim(0, 1)
+    return figure
+
+
+def stability_curves(panels: dict[str, xr.Dataset]):
+    """Overlap of the modes of two halves against K, a panel a title, a curve a layer.
+
+    Each of `panels` has ``overlap``, ``low`` and ``high`` on (layer, mode), from split halves, and
+    perhaps ``null``, whose mean over layers is dashed.
+    """
+    figure, axes = grid(len(panels), 3, width=2.5, height=2.2, sharey=True)
+    for axis, (title, one) in zip(axes.flat, panels.items(), strict=False):
+        layers = one["layer"].values
+        for color, layer in zip(layer_colors(len(layers)), layers, strict=True):
+            some = one.sel(layer=layer)
+            axis.plot(
+                some["mode"], some["overlap"], color=color, marker="o", ms=3, lw=1.4,
+                label=f"layer {layer}",
+            )  # fmt: skip
+            axis.fill_between(
+                some["mode"], some["low"], some["high"], color=color, alpha=0.13, lw=0
+            )
+        if "null" in one:
+            axis.plot(
+                one["mode"], one["null"].mean("layer"), color="0.3", ls="--", lw=1, label="K / D"
+            )
+        axis.set(title=title, ylim=(-0.02, 1.02), xticks=one["mode"].values)
+    edge_labels(axes, "first K modes", "overlap of halves", len(panels))
+    axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def basis_errors(error: xr.DataArray):
+    """Error of bases against K, (documents, layer, basis, kept): a row a set of documents."""
+    rows, layers = error["documents"].values, error["layer"].values
+    figure, axes = plt.subplots(
+        len(rows), len(layers), squeeze=False, sharex=True, sharey="row",
+        figsize=(2.4 * len(layers) + 1.4, 2.2 * len(rows) + 0.3),
+    )  # fmt: skip
+    styles = ("-", "--", "-.", ":", (0, (4, 1, 1, 1, 1, 1)), (0, (1, 3)))
+    for line, documents in zip(axes, rows, strict=True):
+        for axis, layer in zip(line, layers, strict=True):
+            for color, style, basis in zip(
+                MODEL_COLORS, styles, error["basis"].values, strict=False
+            ):
+                one = error.sel(documents=documents, layer=layer, basis=basis)
+                axis.plot(one["kept"], one, color=color, ls=style, lw=1.5, label=str(basis))
+            axis.set_title(f"layer {layer}, {documents}", fontsize=9)
+    edge_labels(axes, "vectors K", "relative error", axes.size)
+    axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def continuous_spectra(eigenvalues: xr.DataArray):
+    """Leading eigenvalues against the period of the window, a panel a layer: (layer, scale, mode)."""
+    n = eigenvalues.sizes["layer"]
+    figure, axes = grid(n, 3, width=2.7, height=2.1, sharex=True, sharey=True)
+    numbers = eigenvalues["mode"].values
+    for axis, layer in zip(axes.flat, eigenvalues["layer"].values, strict=False):
+        for color, k in zip(layer_colors(len(numbers)), numbers, strict=True):
+            one = eigenvalues.sel(layer=layer, mode=k)
+            axis.plot(one["period"], one, color=color, lw=1.4, label=f"k = {k}")
+        axis.set_title(f"layer {layer}")
+        axis.set_yscale("log")
+        period_axis(axis, "x", eigenvalues["period"])
+    edge_labels(axes, "period (tokens)", "eigenvalue", n)
+    axes[0, min(3, n) - 1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
 
@@ -33,10 +32,8 @@ def estimates_by_layer(panels: dict[str, xr.Dataset], ylabel: str):
 def rank_curves(curves: xr.Dataset, epsilon: float):
     """H*(epsilon; N) against N, a panel a model, with the line that only counts snapshots."""
     names = curves["model"].values
-    figure, axes = plt.subplots(
-        1, len(names), figsize=(2.4 * len(names) + 1.3, 2.9), sharey=True, squeeze=False
-    )
-    for axis, name in zip(axes.flat, names, strict=True):
+    figure, axes = grid(len(names), 3, width=2.5, height=2.3, sharex=True, sharey=True)
+    for axis, name in zip(axes.flat, names, strict=False):
         for color, layer in zip(
             layer_colors(curves.sizes["layer"]), curves["layer"].values, strict=True
         ):
@@ -47,7 +44,7 @@ def rank_curves(curves: xr.Dataset, epsilon: float):
             )
         sizes = curves["size"].values
         axis.plot(sizes, sizes - 1, color="0.5", ls="--", lw=1, label="N − 1")
-        axis.set(title=str(name), xlabel="snapshots N")
-    axes[0, 0].set_ylabel(f"H*({epsilon:g}; N)")
+        axis.set_title(str(name))
+    edge_labels(axes, "snapshots N", f"H*({epsilon:g}; N)", len(names))
     axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure

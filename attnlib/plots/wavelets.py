@@ -51,10 +51,8 @@ def scalogram_panels(power: xr.DataArray, label: str = "power / red noise"):
 
 def scale_spectra(panels: dict[str, tuple[xr.DataArray, xr.Dataset | None]], ylabel: str):
     """Power by period, one curve a layer, one panel a (title: power, interval)."""
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(2.6 * len(panels) + 1.4, 3.0), squeeze=False
-    )
-    for axis, (title, (power, interval)) in zip(axes.flat, panels.items(), strict=True):
+    figure, axes = grid(len(panels), 3, width=2.6, height=2.4)
+    for axis, (title, (power, interval)) in zip(axes.flat, panels.items(), strict=False):
         layers = power["layer"].values
         for color, layer in zip(layer_colors(len(layers)), layers, strict=True):
             one = power.sel(layer=layer)
@@ -62,9 +60,9 @@ def scale_spectra(panels: dict[str, tuple[xr.DataArray, xr.Dataset | None]], yla
             if interval is not None:
                 low, high = interval["low"].sel(layer=layer), interval["high"].sel(layer=layer)
                 axis.fill_between(one["period"], low, high, color=color, alpha=0.2, lw=0)
-        axis.set(xlabel="period (tokens)", title=title, yscale="log")
+        axis.set(title=title, yscale="log")
         period_axis(axis, "x", power["period"])
-    axes[0, 0].set_ylabel(ylabel)
+    edge_labels(axes, "period (tokens)", ylabel, len(panels))
     axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
@@ -82,4 +80,18 @@ def dominant_by_layer(dominant: dict[str, xr.Dataset], periods):
     layers = next(iter(dominant.values()))["layer"].values
     axis.set(xticks=layers, xlim=(layers[0] - 0.5, layers[-1] + 0.5))
     axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def window_banks(panels: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]):
+    """Windows over the lag, a curve a scale, and their sum: a panel a (title: lags, scales, w)."""
+    figure, axes = grid(len(panels), 2, width=3.4, height=2.1, sharex=True, sharey=True)
+    for axis, (title, (lag, scales, windows)) in zip(axes.flat, panels.items(), strict=False):
+        for color, scale, window in zip(layer_colors(len(scales)), scales, windows, strict=True):
+            axis.plot(lag + 1, window, color=color, lw=1.6, label=f"scale {scale:g}")
+        axis.plot(lag + 1, windows.sum(0), color="0.4", ls="--", lw=1.2, label="sum")
+        token_axis(axis, "x", None)
+        axis.set_title(title)
+    edge_labels(axes, "lag + 1 (tokens)", "window", len(panels))
+    axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
