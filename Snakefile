@@ -12,8 +12,8 @@ NOTEBOOKS = notebook_names()
 STAGE, SITE = f"build/stage/{PRESET}", f"build/book/{PRESET}"
 TIME_LIMIT = 600 if PRESET == "smoke" else 24 * 3600  # seconds that a cell may take
 JUPYTER_BOOK = Path(sys.executable).with_name("jupyter-book")
-# Notebook 01 trains its models side by side on all cores; the others are short.
-TRAINS = {"01_data_and_models"}
+# These train models side by side on all cores; the others are short.
+TRAINS = {"01_data_and_models", "09_heads", "10_energy_gates"}
 
 
 def text_file(name):

@@ -21,7 +21,7 @@ ROOMS = {
     "bands": ["band_shares", "mode_bands"],
     "bases": ["cosine_basis", "projection_error"],
     "checkpoints": ["load_checkpoint", "save_checkpoint"],
-    "claims": ["CLAIMS", "claim_results", "claim_row", "claim_table", "ledger"],
+    "claims": ["CLAIMS", "VERDICTS", "claim_results", "claim_row", "claim_table", "ledger"],
     "coherence": ["coherence"],
     "complexity": ["effective_rank", "participation_ratio", "spectral_concentration"],
     "corpus": [
@@ -61,7 +61,7 @@ ROOMS = {
     ],
     "plots": [],
     "pod": ["pod", "reconstruct", "spectrum", "subspace_overlap"],
-    "resampling": ["bootstrap", "contrast", "rank_curve"],
+    "resampling": ["bootstrap", "contrast", "extrapolate_rank", "rank_curve"],
     "runner": ["results_folder", "run_notebook", "used_parameters"],
     "runs": [
         "by_model",

@@ -59,8 +59,8 @@ def projection_error(fluctuation, basis):
     for index in np.ndindex(shape):
         at = dict(zip(lead, index, strict=True))
         one = basis.isel({d: i for d, i in at.items() if d in basis.dims})
-        one = one.transpose("mode", "query", "key").values
-        errors.append(_error_of(torch.from_numpy(u[at].values), torch.from_numpy(one)))
+        pair = u[at].values, one.transpose("mode", "query", "key").values
+        errors.append(_error_of(*(torch.from_numpy(np.require(x, None, "CW")) for x in pair)))
     coords = {d: u.coords[d] for d in lead if d in u.coords}
     kept = basis.sizes["mode"]
     return xr.DataArray(

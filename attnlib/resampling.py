@@ -216,3 +216,40 @@ def rank_curve(
         {**coords, "size": sizes},
         {"epsilon": epsilon},
     )
+
+
+def extrapolate_rank(curves: xr.Dataset, size: int) -> xr.Dataset:
+    """What an effective rank can be at a larger ensemble, as a bracket and never as a number.
+
+    If the growth exponent d log H / d log N falls with N, as it does wherever a rank levels off,
+    then H at `size` lies between its value at the largest N measured (no further growth) and the
+    continuation of the last exponent. Both ends take the spread over draws at the last size but
+    one; the last has one draw only.
+
+    Parameters
+    ----------
+    curves : xarray.Dataset
+        From :func:`rank_curve`, two sizes at least.
+    size : int
+        Beyond the largest of them.
+
+    Returns
+    -------
+    xarray.Dataset
+        ``low``, ``high`` on the leading dimensions, and ``size``.
+
+    Raises
+    ------
+    InputError
+        A size that was measured.
+    """
+    sizes = curves["size"].values
+    if len(sizes) < 2 or size <= sizes[-1]:
+        raise InputError(f"H* was measured up to N = {sizes[-1]}: extrapolate to a larger N")
+    last, before = curves.isel(size=-1), curves.isel(size=-2)
+    steps = np.log(size / sizes[-1]) / np.log(sizes[-1] / sizes[-2])
+    steepest = last["H"] / before["H_low"].clip(min=1)
+    high = last["H"] * steepest**steps
+    return xr.Dataset(
+        {"low": last["H"].drop_vars("size"), "high": high.drop_vars("size"), "size": size}
+    )

@@ -188,7 +188,7 @@ def load_runs(
     return models, tokens, meta["corpus_hash"]
 
 
-def held_out_windows(results, n: int, length: int, *, seed: int = 0):
+def held_out_windows(results, n: int, length: int, *, seed: int = 0, part: str = "validation"):
     """Document windows of the validation text of notebook 01, as token ids ``(n, length)``.
 
     Parameters
@@ -196,6 +196,9 @@ def held_out_windows(results, n: int, length: int, *, seed: int = 0):
     results : path-like
     n, length, seed
         As in :func:`attnlib.windows`.
+    part : {"validation", "all"}
+        ``"all"`` draws from the whole text, for ensembles larger than the validation text holds.
+        Then most windows are of text that the models were trained on.
 
     Raises
     ------
@@ -206,8 +209,11 @@ def held_out_windows(results, n: int, length: int, *, seed: int = 0):
     text = load_text(trained.attrs["corpus"])
     if text_hash(text) != trained.attrs["corpus_hash"]:
         raise InputError(f"the text {trained.attrs['corpus']} has changed: run notebook 01 again")
-    tokenizer = make_tokenizer(trained.attrs["tokenizer"], text)
-    return windows(split_tokens(tokenizer.encode(text))[1], n, length, seed=seed)
+    if part not in ("validation", "all"):
+        raise InputError(f"part is 'validation' or 'all', not {part!r}")
+    everything = make_tokenizer(trained.attrs["tokenizer"], text).encode(text)
+    tokens = everything if part == "all" else split_tokens(everything)[1]
+    return windows(tokens, n, length, seed=seed)
 
 
 def run_tokenizer(results):

@@ -53,7 +53,7 @@ def half_modes(gram: xr.DataArray, n_modes: int, n_splits: int = 20, seed: int =
             f"halves of {n} documents have {half}, and so at most {max(half - 1, 0)} modes, not "
             f"{n_modes}: ask for fewer modes, or take more documents"
         )
-    values = torch.from_numpy(gram.values)
+    values = torch.from_numpy(np.require(gram.values, np.float64, "CW"))
     lead = gram.shape[:-2]
     floor = np.zeros(lead)
     if "rounding" in gram.coords:
@@ -161,7 +161,7 @@ def split_half(gram: xr.DataArray, n_modes: int, n_splits: int = 20, seed: int =
     """
     weights = half_modes(gram, n_modes + 1, n_splits, seed)
     dims = gram.dims[:-2]
-    values = torch.from_numpy(gram.values)
+    values = torch.from_numpy(np.require(gram.values, np.float64, "CW"))
     a, b = (torch.from_numpy(weights.sel(half=h).values) for h in HALVES)  # (split, ..., K + 1, N)
     inner = a @ values @ b.mT  # (split, ..., K + 1, K + 1)
     square = inner.square()

@@ -10,6 +10,7 @@ from attnlib import (
     bootstrap,
     contrast,
     effective_rank,
+    extrapolate_rank,
     pod,
     rank_curve,
     scale_gram,
@@ -169,3 +170,17 @@ def test_a_contrast_needs_the_draws(make_fields):
     gram = scale_gram(make_fields(), [np.inf])
     with pytest.raises(InputError, match="draws=True"):
         contrast(bootstrap(gram, lambda v: v[:, 0], 20), lambda x: x)
+
+
+@pytest.mark.parametrize("rank", [5, 200])
+def test_the_bracket_holds_what_more_documents_show(rank):
+    """A rank that levels off, and one that still counts documents."""
+    rng = np.random.default_rng(rank)
+    x = rng.normal(size=(160, rank)) @ rng.normal(size=(rank, 400))
+    x += 0.01 * rng.normal(size=x.shape)
+    curves = rank_curve(gram_of(x), [20, 40, 80, 160], n_draws=10)
+    predicted = extrapolate_rank(curves.isel(size=slice(None, -1)), 160)
+    measured = float(curves["H"].isel(layer=0, size=-1))
+    assert predicted["low"].item() - 1 <= measured <= predicted["high"].item() + 1
+    with pytest.raises(InputError, match="larger N"):
+        extrapolate_rank(curves, 160)

@@ -11,10 +11,12 @@ from .heads import (
     pruning_curves,
     rank_against_worth,
 )
+from .ledger import verdict_counts
 from .models import loss_by_prefix, loss_curves
 from .modes import (
     basis_errors,
     continuous_spectra,
+    eigenvalue_panels,
     eigenvalue_spectra,
     mode_maps,
     mode_profiles,
@@ -40,6 +42,7 @@ __all__ = [
     "coherence_shares",
     "continuous_spectra",
     "dominant_by_layer",
+    "eigenvalue_panels",
     "eigenvalue_spectra",
     "estimates_by_layer",
     "field_maps",
@@ -61,5 +64,6 @@ __all__ = [
     "transform_check",
     "two_readings",
     "use_style",
+    "verdict_counts",
     "window_banks",
 ]

@@ -120,12 +120,11 @@ def basis_errors(error: xr.DataArray):
         len(rows), len(layers), squeeze=False, sharex=True, sharey="row",
         figsize=(2.4 * len(layers) + 1.4, 2.2 * len(rows) + 0.3),
     )  # fmt: skip
-    styles = ("-", "--", "-.", ":", (0, (4, 1, 1, 1, 1, 1)), (0, (1, 3)))
+    colors = (*MODEL_COLORS, "0.5")
+    styles = (*LINE_STYLES, (0, (4, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (6, 3)))
     for line, documents in zip(axes, rows, strict=True):
         for axis, layer in zip(line, layers, strict=True):
-            for color, style, basis in zip(
-                MODEL_COLORS, styles, error["basis"].values, strict=False
-            ):
+            for color, style, basis in zip(colors, styles, error["basis"].values, strict=False):
                 one = error.sel(documents=documents, layer=layer, basis=basis)
                 axis.plot(one["kept"], one, color=color, ls=style, lw=1.5, label=str(basis))
             axis.set_title(f"layer {layer}, {documents}", fontsize=9)
@@ -148,4 +147,18 @@ def continuous_spectra(eigenvalues: xr.DataArray):
         period_axis(axis, "x", eigenvalues["period"])
     edge_labels(axes, "period (tokens)", "eigenvalue", n)
     axes[0, min(3, n) - 1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def eigenvalue_panels(spectra: dict[str, xr.DataArray]):
+    """Share of the variance by mode, log-log: a panel a (title: spectra (layer, mode))."""
+    figure, axes = grid(len(spectra), 3, width=2.6, height=2.1, sharex=True, sharey=True)
+    for axis, (title, values) in zip(axes.flat, spectra.items(), strict=False):
+        share = values / values.sum("mode")
+        layers = values["layer"].values
+        for color, layer in zip(layer_colors(len(layers)), layers, strict=True):
+            axis.plot(share["mode"], share.sel(layer=layer), color=color, label=f"layer {layer}")
+        axis.set(title=title, xscale="log", yscale="log", ylim=(1e-4, 1))
+    edge_labels(axes, "mode", "share of the variance", len(spectra))
+    axes[0, min(3, len(spectra)) - 1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure

@@ -8,7 +8,9 @@ import xarray as xr
 from .base import MODEL_COLORS, edge_labels, grid, layer_colors
 
 
-def estimates_by_layer(panels: dict[str, xr.Dataset], ylabel: str):
+def estimates_by_layer(
+    panels: dict[str, xr.Dataset], ylabel: str, *, reference: float | None = None
+):
     """Estimates with intervals by layer, a panel a (title: estimate, low, high (model, layer))."""
     figure, axes = grid(len(panels), 3, width=2.6, sharey=True)
     for axis, (title, one) in zip(axes.flat, panels.items(), strict=False):
@@ -22,6 +24,8 @@ def estimates_by_layer(panels: dict[str, xr.Dataset], ylabel: str):
                 some["layer"] + offset, middle, bars, color=color, marker="o", ms=4, lw=0,
                 elinewidth=1.4, capsize=2.5, label=str(name),
             )  # fmt: skip
+        if reference is not None:
+            axis.axhline(reference, color="0.6", lw=1, zorder=0)
         axis.set_title(title)
         axis.set_xticks(one["layer"].values)
     edge_labels(axes, "layer", ylabel, len(panels))
