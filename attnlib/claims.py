@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,7 @@ def claim_row(claim: str, measured: str, verdict: str) -> dict[str, str]:
         raise InputError(f"no claim '{claim}'; there are: {', '.join(CLAIMS)}")
     if verdict not in VERDICTS:
         raise InputError(f"a verdict is one of {VERDICTS}, not '{verdict}'")
-    if not measured.strip() or "nan" in measured.split():
+    if not measured.strip() or re.search(r"\b(nan|inf)\b", measured):
         raise InputError(f"the figures for claim {claim} are missing: '{measured}'")
     return {"claim": claim, "measured": measured, "verdict": verdict}
 

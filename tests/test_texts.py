@@ -101,7 +101,7 @@ def test_what_one_token_explains():
 
 
 def test_a_token_that_was_never_seen_teaches_nothing():
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(1)
     tokens = np.arange(8 * 12).reshape(8, 12)  # each token once
     share = token_share(rows_of(rng.normal(size=(1, 8, 8))), tokens, [0])
     assert -0.2 < share.item() <= 0
