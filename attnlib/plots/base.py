@@ -97,7 +97,8 @@ def line_panels(
     width, height = (2.8, 2.3) if len(panels) > 1 else (4.4, 2.8)
     figure, axes = grid(len(panels), columns, width, height, sharey=sharey)
     for axis, (title, curves) in zip(axes.flat, panels.items(), strict=False):
-        colors = MODEL_COLORS if len(curves) <= len(MODEL_COLORS) else layer_colors(len(curves))
+        ordered = len(curves) > len(MODEL_COLORS) or all(k.startswith("layer") for k in curves)
+        colors = layer_colors(len(curves)) if ordered else MODEL_COLORS
         for i, (color, (label, one)) in enumerate(zip(colors, curves.items(), strict=False)):
             style = LINE_STYLES[i % len(LINE_STYLES)] if len(curves) <= 4 else "-"
             axis.plot(one[along or one.dims[0]], one, color=color, ls=style, lw=1.5, label=label)

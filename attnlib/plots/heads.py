@@ -49,11 +49,11 @@ def head_worth(increase: xr.DataArray, error: xr.DataArray):
     )
     values = 1e3 * increase.transpose("layer", "head").values
     errors = 1e3 * error.transpose("layer", "head").values
-    top = float(np.abs(values).max()) or 1.0
+    top = float(np.quantile(np.abs(values), 0.95)) or 1.0  # one head may be worth all others
     image = axis.imshow(values, cmap=DIVERGING, norm=TwoSlopeNorm(0, -top, top), aspect="auto")
     for (row, column), value in np.ndenumerate(values):
         axis.text(
-            column, row, f"{value:.1f}", ha="center", va="center", fontsize=8.5,
+            column, row, f"{round(value, 1) + 0.0:.1f}", ha="center", va="center", fontsize=8.5,
             color="white" if abs(value) > 0.6 * top else "black",
             weight="bold" if abs(value) > 2 * errors[row, column] else "normal",
         )  # fmt: skip
@@ -62,7 +62,7 @@ def head_worth(increase: xr.DataArray, error: xr.DataArray):
         xticks=range(increase.sizes["head"]), yticks=range(increase.sizes["layer"]),
         xticklabels=increase["head"].values, yticklabels=increase["layer"].values,
     )  # fmt: skip
-    figure.colorbar(image, ax=axis, label="increase (10⁻³ nats per token)")
+    figure.colorbar(image, ax=axis, label="increase (10⁻³ nats per token)", extend="both")
     return figure
 
 
