@@ -12,7 +12,7 @@ from .device import pick_device
 from .errors import InputError
 from .gpt import GPT, GPTConfig
 
-TRAINING_ONLY = ("dropout", "init_std", "embedding_std")
+TRAINING_ONLY = ("dropout", "init_std", "embedding_std", "residual_std")
 
 
 def save_checkpoint(path, model: GPT, *, meta: dict | None = None, tensors: dict | None = None):

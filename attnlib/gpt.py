@@ -42,9 +42,10 @@ class GPTConfig:
         Layer normalisation (pre-LN and final); False leaves it out.
     normalize_over : str
         What energy-gated attention standardises its energies over.
-    init_std, embedding_std : float
-        Deviation of the initial weights of layers and of embeddings. The published 0.02 suits
-        wide models; narrow ones learn much sooner with more.
+    init_std, embedding_std, residual_std : float
+        Deviation of the initial weights of layers, of embeddings, and of the layers that write
+        into the residual stream (by default that of the others). The published 0.02 suits wide
+        models; narrow ones learn much sooner with more.
     """
 
     n_layer: int = 6
@@ -59,6 +60,7 @@ class GPTConfig:
     normalize_over: str = "sequence"
     init_std: float = 0.02
     embedding_std: float = 0.02
+    residual_std: float | None = None
 
     def __post_init__(self):
         for name in ("n_layer", "d_model", "context", "vocab_size"):
@@ -67,8 +69,9 @@ class GPTConfig:
             _check_whole("n_head", value)
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout lies in [0, 1), not {self.dropout!r}")
-        if not (0 < self.init_std < 10 and 0 < self.embedding_std < 10):
-            raise InputError("init_std and embedding_std are positive, and below 10")
+        for std in (self.init_std, self.embedding_std, self.residual_std):
+            if std is not None and not 0 < std < 10:
+                raise InputError(f"deviations of weights are positive, and below 10, not {std}")
         if self.normalize_over not in NORMALIZE_OVER:
             raise InputError(f"normalize_over is one of {NORMALIZE_OVER}")
         for kind in self.per_layer("attention"):
@@ -152,10 +155,14 @@ class GPT(nn.Module):
             self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
             self.norm = nn.LayerNorm(config.d_model) if config.norm else nn.Identity()
         generator = torch.Generator().manual_seed(seed)
-        for module in self.modules():
+        residual = config.init_std if config.residual_std is None else config.residual_std
+        for name, module in self.named_modules():
             if isinstance(module, (nn.Linear, nn.Embedding, nn.Conv1d)):
-                of_embedding = isinstance(module, nn.Embedding)
-                std = config.embedding_std if of_embedding else config.init_std
+                std = config.init_std
+                if isinstance(module, nn.Embedding):
+                    std = config.embedding_std
+                elif name.endswith(("attention.proj", "mlp.2")):
+                    std = residual
                 nn.init.normal_(module.weight, std=std, generator=generator)
                 if getattr(module, "bias", None) is not None:
                     nn.init.zeros_(module.bias)

@@ -97,13 +97,13 @@ def products_of_all_rows(n: int = N, t: int = T, n_scales: int = len(SCALES)) ->
 def products_in_cone(n: int = N, t: int = T, scales=SCALES) -> float:
     """The same where each pair (a, b) has its own covariance, that of rows b + reach and up.
 
-    The covariance grows row by row, and costs what it costs above. A pair needs the product with
-    one wavelet, real and imaginary, of the lags of its shortest row, i + 1.
+    The covariance grows row by row, and costs what it costs above. A pair needs its product with
+    one wavelet, real and imaginary; it holds longer rows as well, so all T lags take part.
     """
     covariance = 2 * n * sum((i + 1) ** 2 for i in range(t))
     reach = np.ceil(np.sqrt(2) * np.asarray(scales)).astype(int)
-    pairs = [int(((i - reach) >= reach).sum()) for i in range(t)]
-    return covariance + sum(2 * 2 * m * t * (i + 1) for i, m in enumerate(pairs))
+    pairs = sum(int((i - reach >= reach).sum()) for i in range(t))
+    return covariance + 2 * 2 * pairs * t**2
 
 
 def products_of_gram(n: int = N, t: int = T) -> float:

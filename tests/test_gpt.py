@@ -93,3 +93,33 @@ def test_impossible_shapes(bad, message):
 def test_unknown_parameter_in_a_stored_shape():
     with pytest.raises(InputError, match="n_heads"):
         GPTConfig.from_dict({"n_heads": 4})
+
+
+def test_initial_weights_have_the_deviations_asked_for():
+    config = GPTConfig(n_layer=2, init_std=0.06, embedding_std=0.15, residual_std=0.03)
+    for name, parameter in GPT(config, seed=1).named_parameters():
+        if parameter.dim() < 2:
+            continue
+        wanted = 0.06
+        if "embedding" in name:
+            wanted = 0.15
+        elif "proj" in name or "mlp.2" in name:
+            wanted = 0.03
+        assert float(parameter.std()) == pytest.approx(wanted, rel=0.03), name
+    plain = GPT(GPTConfig(n_layer=2), seed=1).blocks[0].attention.proj.weight
+    assert float(plain.std()) == pytest.approx(0.02, rel=0.03)
+    for bad in ({"init_std": 0.0}, {"embedding_std": -1.0}, {"residual_std": 20.0}):
+        with pytest.raises(InputError, match="deviations of weights"):
+            GPTConfig(**bad)
+
+
+def test_heads_may_differ_by_layer():
+    model = GPT(GPTConfig(n_layer=2, n_head=(1, 3), head_size=8, d_model=32, context=8))
+    assert [b.attention.n_head for b in model.blocks] == [1, 3]
+    assert model(torch.zeros(1, 8, dtype=torch.long))[0].shape == (1, 8, 65)
+    with pytest.raises(InputError, match="give head_size as well"):
+        GPTConfig(n_layer=2, n_head=(1, 3))
+    with pytest.raises(InputError, match="n_head names 2 layers"):
+        GPTConfig(n_layer=3, n_head=(1, 3), head_size=8)
+    with pytest.raises(InputError, match="n_head is a positive whole number"):
+        GPTConfig(n_layer=2, n_head=(0, 3), head_size=8)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 # Okabe & Ito 2008: distinct for every common kind of colour vision.
-MODEL_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MODEL_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINE_STYLES = ("-", "--", ":", "-.")
 SEQUENTIAL, DIVERGING = "cividis", "PuOr_r"
 
@@ -75,6 +75,16 @@ def token_axis(axis, which: str, ticks) -> None:
         getattr(axis, f"set_{which}ticks")(ticks)
 
 
+def log_axis(axis) -> None:
+    """A logarithmic vertical axis; plain numbers where it spans less than two decades."""
+    axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    if high < 100 * low:
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+
+
 def line_panels(
     panels: dict[str, dict[str, xr.DataArray]],
     xlabel: str,
@@ -105,7 +115,7 @@ def line_panels(
         if mark is not None:
             axis.axvline(mark[1], color="0.5", ls=":", lw=1.2, label=mark[0])
         if "y" in log:
-            axis.set_yscale("log")
+            log_axis(axis)
         if tokens:
             token_axis(axis, "x", None)
         elif "x" in log:

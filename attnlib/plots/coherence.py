@@ -82,9 +82,9 @@ def coherence_shares(panels: dict[str, xr.Dataset]):
             for marker, scale, offset in zip(MARKERS, scales, of_name, strict=False):
                 some, at = one.sel(model=name, scale=scale), place + offset
                 label = f"{name}, period {float(some['period']):.1f}"
-                chance = axis.plot(at, some["share_by_chance"], color="0.6", marker="_", lw=0)
+                axis.plot(at, some["share_by_chance"], color="0.6", marker="_", lw=0)
                 axis.plot(at, some["share"], color=color, marker=marker, ms=4, lw=0, label=label)
-        chance[0].set_label("reached by chance")
+        axis.plot([], [], color="0.6", marker="_", lw=0, label="reached by chance")
         axis.set_title(title)
         axis.set_xticks(place, one["layer"].values)
         if before is None or not np.array_equal(names, before):

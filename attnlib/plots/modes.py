@@ -13,6 +13,7 @@ from .base import (
     edge_labels,
     grid,
     layer_colors,
+    log_axis,
     period_axis,
 )
 
@@ -134,7 +135,7 @@ def basis_errors(error: xr.DataArray):
 
 
 def continuous_spectra(eigenvalues: xr.DataArray):
-    """Leading eigenvalues against the period of the window, a panel a layer: (layer, scale, mode)."""
+    """Leading eigenvalues by the period of the window, a panel a layer: (layer, scale, mode)."""
     n = eigenvalues.sizes["layer"]
     figure, axes = grid(n, 3, width=2.7, height=2.1, sharex=True, sharey=True)
     numbers = eigenvalues["mode"].values
@@ -143,7 +144,7 @@ def continuous_spectra(eigenvalues: xr.DataArray):
             one = eigenvalues.sel(layer=layer, mode=k)
             axis.plot(one["period"], one, color=color, lw=1.4, label=f"k = {k}")
         axis.set_title(f"layer {layer}")
-        axis.set_yscale("log")
+        log_axis(axis)
         period_axis(axis, "x", eigenvalues["period"])
     edge_labels(axes, "period (tokens)", "eigenvalue", n)
     axes[0, min(3, n) - 1].legend(loc="center left", bbox_to_anchor=(1, 0.5))

@@ -13,23 +13,25 @@ def estimates_by_layer(
 ):
     """Estimates with intervals by layer, a panel a (title: estimate, low, high (model, layer))."""
     figure, axes = grid(len(panels), 3, width=2.6, sharey=True)
+    everyone = list(dict.fromkeys(str(m) for one in panels.values() for m in one["model"].values))
+    colors, handles = dict(zip(everyone, MODEL_COLORS, strict=False)), {}
     for axis, (title, one) in zip(axes.flat, panels.items(), strict=False):
         names = one["model"].values
         shift = np.linspace(-0.12, 0.12, len(names)) if len(names) > 1 else [0.0]
-        for color, offset, name in zip(MODEL_COLORS, shift, names, strict=False):
+        for offset, name in zip(shift, names.astype(str), strict=True):
             some = one.sel(model=name)
             middle = some["estimate"].values
             bars = np.stack([middle - some["low"], some["high"] - middle]).clip(min=0)
-            axis.errorbar(
-                some["layer"] + offset, middle, bars, color=color, marker="o", ms=4, lw=0,
-                elinewidth=1.4, capsize=2.5, label=str(name),
+            handles[name] = axis.errorbar(
+                some["layer"] + offset, middle, bars, color=colors[name], marker="o", ms=4, lw=0,
+                elinewidth=1.4, capsize=2.5,
             )  # fmt: skip
         if reference is not None:
             axis.axhline(reference, color="0.6", lw=1, zorder=0)
         axis.set_title(title)
         axis.set_xticks(one["layer"].values)
     edge_labels(axes, "layer", ylabel, len(panels))
-    axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    axes[0, -1].legend(handles.values(), handles.keys(), loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 

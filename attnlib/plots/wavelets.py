@@ -6,7 +6,16 @@ import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
 
-from .base import DIVERGING, MODEL_COLORS, edge_labels, grid, layer_colors, period_axis, token_axis
+from .base import (
+    DIVERGING,
+    MODEL_COLORS,
+    edge_labels,
+    grid,
+    layer_colors,
+    log_axis,
+    period_axis,
+    token_axis,
+)
 
 
 def transform_check(x, ours, theirs, period_axis, wavelength: float):
@@ -60,26 +69,35 @@ def scale_spectra(panels: dict[str, tuple[xr.DataArray, xr.Dataset | None]], yla
             if interval is not None:
                 low, high = interval["low"].sel(layer=layer), interval["high"].sel(layer=layer)
                 axis.fill_between(one["period"], low, high, color=color, alpha=0.2, lw=0)
-        axis.set(title=title, yscale="log")
+        axis.set_title(title)
+        log_axis(axis)
         period_axis(axis, "x", power["period"])
     edge_labels(axes, "period (tokens)", ylabel, len(panels))
     axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 
-def dominant_by_layer(dominant: dict[str, xr.Dataset], periods):
-    """Dominant periods of each layer, a colour a model; the axis spans the grid of periods."""
-    figure, axis = plt.subplots(figsize=(6.4, 3.0))
-    shift = np.linspace(-0.2, 0.2, len(dominant)) if len(dominant) > 1 else [0.0]
-    for color, offset, (name, one) in zip(MODEL_COLORS, shift, dominant.items(), strict=False):
-        layer = one["layer"].broadcast_like(one["dominant"])
-        axis.scatter(layer + offset, one["dominant_period"], s=45, color=color, label=name)
-    period_axis(axis, "y", periods)
-    axis.set_ylim(float(np.min(periods)), float(np.max(periods)))
-    axis.set(xlabel="layer", ylabel="dominant period (tokens)")
-    layers = next(iter(dominant.values()))["layer"].values
-    axis.set(xticks=layers, xlim=(layers[0] - 0.5, layers[-1] + 0.5))
-    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+def dominant_by_layer(panels: dict[str, dict[str, xr.Dataset]], periods):
+    """Dominant periods of each layer, a panel a background, a colour a model.
+
+    The axis spans the grid of periods; a panel without any dominant period says so.
+    """
+    figure, axes = grid(len(panels), 2, width=3.4, height=2.4, sharex=True, sharey=True)
+    for axis, (title, dominant) in zip(axes.flat, panels.items(), strict=False):
+        shift = np.linspace(-0.2, 0.2, len(dominant)) if len(dominant) > 1 else [0.0]
+        for color, offset, (name, one) in zip(MODEL_COLORS, shift, dominant.items(), strict=False):
+            layer = one["layer"].broadcast_like(one["dominant"])
+            axis.scatter(layer + offset, one["dominant_period"], s=40, color=color, label=name)
+        if not any(one["dominant"].notnull().any() for one in dominant.values()):
+            axis.text(0.5, 0.5, "none", transform=axis.transAxes, ha="center", color="0.4")
+        period_axis(axis, "y", periods)
+        axis.set_ylim(float(np.min(periods)), float(np.max(periods)))
+        layers = next(iter(dominant.values()))["layer"].values
+        axis.set(xticks=layers, xlim=(layers[0] - 0.5, layers[-1] + 0.5), title=title)
+    edge_labels(axes, "layer", "dominant period (tokens)", len(panels))
+    most = max(range(len(panels)), key=lambda i: len(list(panels.values())[i]))
+    handles, labels = axes.flat[most].get_legend_handles_labels()
+    axes[0, -1].legend(handles, labels, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 
