@@ -102,7 +102,7 @@ def _row_modes(field, n_modes, max_lag, n_splits, seed) -> tuple:
         raise InputError(f"n_modes lies between 1 and the {most + 1} lags, not {n_modes}")
     if n < 6:
         raise InputError(f"{n} documents are too few for halves: take at least 6")
-    u = field - field.mean(0)
+    u = (field - field.mean(0)).contiguous()
     # (N, rows, lag) without a copy: one row down is one key further, so T + 1 entries further.
     u = u.as_strided((n, t - most, most + 1), (t * t, t + 1, 1), most * t).flip(-1)
     product = torch.bmm(u.mT, u).double()  # (N, lag, lag)

@@ -157,7 +157,7 @@ def split_half(gram: xr.DataArray, n_modes: int, n_splits: int = 20, seed: int =
 
     References
     ----------
-    Bjorck & Golub 1973 (principal angles).
+    Björck & Golub 1973 (principal angles).
     """
     weights = half_modes(gram, n_modes + 1, n_splits, seed)
     dims = gram.dims[:-2]

@@ -46,6 +46,13 @@ def test_coefficients_are_those_of_each_row(make_fields):
     np.testing.assert_allclose(found["coefficient"].mean("snapshot"), 0, atol=1e-6)
 
 
+def test_the_layout_in_memory_does_not_matter(make_fields):
+    values = torch.from_numpy(make_fields(n=8, t=10).values)
+    turned = values.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)
+    assert not turned.is_contiguous()
+    xr.testing.assert_identical(row_modes(turned, 2), row_modes(values, 2))
+
+
 def test_each_half_has_the_modes_of_its_own_documents(make_fields):
     fields = make_fields(n_layer=1, n=11, t=10)
     found = row_modes(fields, 2, n_splits=3, seed=4)
