@@ -9,7 +9,7 @@ from .errors import InputError
 
 
 def mode_bands(weights: xr.DataArray, gram: xr.DataArray, windows: xr.DataArray) -> xr.Dataset:
-    """Spread of unfiltered modes over the bands of a filter bank, from Grams alone.
+    """Spread of unfiltered modes over bands of lags, from Grams alone.
 
     With windows w_b(lag) that add up to 1 at every lag, the energy of a mode is the sum of its
     parts sum over lags of w_b(lag) |phi along that lag|^2, and its coefficient on document s the
@@ -22,7 +22,8 @@ def mode_bands(weights: xr.DataArray, gram: xr.DataArray, windows: xr.DataArray)
     gram : xarray.DataArray
         ``(..., lag, snapshot, snapshot_)`` from :func:`attnlib.lag_gram`.
     windows : xarray.DataArray
-        ``(band, lag)``, of a filter bank: ``lag_window(..., bank=True)``.
+        ``(band, lag)``, adding up to 1 at every lag: a filter bank, ``lag_window(..., bank=True)``,
+        or a partition, 1 for the lags of a band and 0 for others.
 
     Returns
     -------
@@ -34,7 +35,7 @@ def mode_bands(weights: xr.DataArray, gram: xr.DataArray, windows: xr.DataArray)
         ``correlation`` (split, half, ..., mode, band, band_)
             Of c_b and c_b' over the documents of the *other* half: near 0 for a mode that lumps
             together what has nothing in common, near 1 for one pattern that spans both bands.
-            (Neighbouring windows overlap, which correlates their parts in any case.)
+            (Where windows overlap, their parts correlate in any case.)
 
     Raises
     ------
@@ -44,7 +45,7 @@ def mode_bands(weights: xr.DataArray, gram: xr.DataArray, windows: xr.DataArray)
     if not np.array_equal(gram["lag"].values, windows["lag"].values):
         raise InputError("the Gram and the windows have different lags")
     if not np.allclose(windows.sum("band"), 1):
-        raise InputError("the windows do not add up to 1 at every lag: take those of a filter bank")
+        raise InputError("the windows do not add up to 1 at every lag: take those of a bank")
     gram = windows.dot(gram.drop_vars("rounding", errors="ignore"), dim="lag")
     gram = gram.transpose(..., "band", "snapshot", "snapshot_")
     energy = np.trace(gram.values, axis1=-2, axis2=-1)
@@ -70,16 +71,16 @@ def band_shares(energy: xr.DataArray) -> xr.Dataset:
     Parameters
     ----------
     energy : xarray.DataArray
-        ``(..., band)``, not negative. For windows that add up to 1 at every lag
-        (``lag_window(..., bank=True)``) and a mode, the sum over lags of the window times the
-        mode's squares along the diagonal of that lag; their sum over bands is the mode's energy.
+        ``(..., band)``, not negative. For windows that add up to 1 at every lag and a mode, the
+        sum over lags of the window times the mode's squares along the diagonal of that lag; their
+        sum over bands is the mode's energy.
 
     Returns
     -------
     xarray.Dataset
         ``share`` (..., band), which adds up to 1; ``bands`` (...), the exponential of its entropy:
-        1 for a single band, B for equal parts of B bands. Neighbouring windows overlap, so even an
-        energy at a single lag fills a little more than one.
+        1 for a single band, B for equal parts of B bands. Where windows overlap, even an energy
+        at a single lag fills more than one.
 
     Raises
     ------

@@ -50,7 +50,7 @@ def test_the_layout_in_memory_does_not_matter(make_fields):
     values = torch.from_numpy(make_fields(n=8, t=10).values)
     turned = values.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)
     assert not turned.is_contiguous()
-    xr.testing.assert_identical(row_modes(turned, 2), row_modes(values, 2))
+    xr.testing.assert_allclose(row_modes(turned, 2), row_modes(values, 2), atol=1e-5)
 
 
 def test_each_half_has_the_modes_of_its_own_documents(make_fields):
