@@ -51,7 +51,13 @@ ROOMS = {
     "gpt": ["GPT", "GPTConfig"],
     "graph": [],
     "gram": ["lag_gram", "lag_window", "scale_gram"],
-    "heads": ["head_overlap", "pruning_curve", "pruning_losses", "without_heads"],
+    "heads": [
+        "head_overlap",
+        "pruning_curve",
+        "pruning_losses",
+        "share_heads",
+        "without_heads",
+    ],
     "lagmodes": ["profile_features", "row_modes"],
     "nulls": [
         "phase_randomized",

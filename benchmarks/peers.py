@@ -156,8 +156,10 @@ def like_pywavelets(x: np.ndarray, scales) -> torch.Tensor:
 
 
 def ssqueezepy_wavelet():
+    threads = torch.get_num_threads()
     from ssqueezepy import Wavelet
 
+    torch.set_num_threads(threads)  # which its import sets to all cores
     return Wavelet(("morlet", {"mu": OMEGA0}))
 
 
