@@ -120,6 +120,40 @@ def test_complexity_is_that_of_the_spectra(smoke):
     assert set(data["model"].values) >= {"untrained", "shuffled", "phases"}
 
 
+def test_modes_are_optimal_and_their_overlaps_are_overlaps(smoke):
+    data = load(smoke / "06_modes.nc")
+    assert data["tail_gap"] < 1e-4
+    assert data["margin"] > 0
+    assert ((data["overlap"] >= 0) & (data["overlap"] <= 1 + 1e-9)).all()
+    assert ((data["low"] <= data["overlap"]) & (data["overlap"] <= data["high"])).all()
+    counted = data["back_alone"] + data["back_as_a_pair"] + data["not_back"]
+    assert (counted == data.sizes["layer"] * data.sizes["scale"] * data.sizes["mode"]).all()
+    verdict = data["claim_verdict"].sel(claim="A4").item()
+    assert verdict == "not measurable at this size"
+
+
+def test_coherence_is_a_coherence(smoke):
+    data = load(smoke / "08_coherence.nc")
+    inside = data["coherence"].values[np.isfinite(data["coherence"].values)]
+    assert inside.size
+    assert (inside >= 0).all()
+    assert (inside <= 1 + 1e-5).all()
+    assert not (data["significant"] & data["footprint"]).any()
+    diagonal = np.diagonal(data["coherence"].values, axis1=-2, axis2=-1)
+    np.testing.assert_allclose(diagonal[np.isfinite(diagonal)], 1, atol=1e-5)
+
+
+def test_heads_are_counted_and_moved(smoke):
+    data = load(smoke / "09_heads.nc")
+    heads = data.sizes["head"]
+    assert ((data["effective_heads"] >= 1) & (data["effective_heads"] <= heads + 1e-9)).all()
+    np.testing.assert_allclose(np.diagonal(data["correlation"].values, axis1=-2, axis2=-1), 1)
+    assert len(set(data["parameters"].values)) == 1  # the same total in every allocation
+    assert "uniform" in data["variant"].values
+    assert data.sizes["variant"] == 2
+    np.testing.assert_allclose(data["pruned"].sel(kept=heads), 0, atol=1e-6)
+
+
 def test_only_gates_over_the_whole_window_look_ahead(smoke):
     data = load(smoke / "10_energy_gates.nc").isel(seed=0)
     causal = ["BASE", "EGA-1-query", "EGA-1-key"]
