@@ -5,6 +5,7 @@ CORES  ?= $(shell $(PYTHON) -c "import os; print(os.cpu_count())")
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
+PEERS  := $(VENV)/.peers
 
 .DEFAULT_GOAL := help
 .PHONY: help setup corpus run book test lab sync lint format bench lock clean distclean
@@ -53,7 +54,12 @@ lint: $(STAMP)  ## Ruff only
 format: $(STAMP)  ## Let ruff mend what it can
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-bench: $(STAMP)  ## Run the benchmarks and write their figures
+# What the benchmarks compare with, beside what the lock above has installed; nothing else needs it.
+$(PEERS): $(STAMP) requirements-bench.lock
+	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements-bench.lock
+	touch $@
+
+bench: $(PEERS)  ## Run the benchmarks and write their figures
 	$(BIN)/python -m benchmarks
 
 lock: $(STAMP)  ## Resolve the newest versions that pyproject.toml allows

@@ -12,8 +12,8 @@ def mode_bands(weights: xr.DataArray, gram: xr.DataArray, windows: xr.DataArray)
     """Spread of unfiltered modes over bands of lags, from Grams alone.
 
     With windows w_b(lag) that add up to 1 at every lag, the energy of a mode is the sum of its
-    parts sum over lags of w_b(lag) |phi along that lag|^2, and its coefficient on document s the
-    sum of parts c_b(s) = sum over lags of w_b(lag) <phi, u_s> along that lag.
+    parts sum over lags of w_b(lag) norm(phi along that lag)^2, and its coefficient on document s
+    the sum of parts c_b(s) = sum over lags of w_b(lag) <phi, u_s> along that lag.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def mode_bands(weights: xr.DataArray, gram: xr.DataArray, windows: xr.DataArray)
             How many bands the mode fills, as in :func:`band_shares`.
         ``ensemble`` (...)
             How many the whole fluctuation fills.
-        ``correlation`` (split, half, ..., mode, band, band_)
+        ``correlation`` ``(split, half, ..., mode, band, band_)``
             Of c_b and c_b' over the documents of the *other* half: near 0 for a mode that lumps
             together what has nothing in common, near 1 for one pattern that spans both bands.
             (Where windows overlap, their parts correlate in any case.)

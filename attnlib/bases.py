@@ -12,9 +12,9 @@ from .errors import InputError
 def projection_error(fluctuation, basis):
     """Error that the first K vectors of a basis leave of an ensemble, for every K.
 
-    E(K) = <|u - P_K u|^2> / <|u|^2>, with P_K the orthogonal projection on the span of the first K
-    vectors, made orthonormal by QR. By Theorem 1 no basis leaves less than the POD modes *of this
-    ensemble*.
+    E(K) = <norm(u - P_K u)^2> / <norm(u)^2>, with P_K the orthogonal projection on the span of the
+    first K vectors, made orthonormal by QR. By Theorem 1 no basis leaves less than the POD modes
+    *of this ensemble*.
 
     Parameters
     ----------

@@ -95,10 +95,11 @@ def coherence(
     Returns
     -------
     xarray.Dataset
-        On (layer, [head,] scale, lag, lag_), symmetric, in the precision of the fields, NaN where
-        no cone holds the pair: ``coherence`` (0 for a lag without variance), ``floor``,
+        On ``(layer, [head,] scale, lag, lag_)``, symmetric, in the precision of the fields, NaN
+        where no cone holds the pair: ``coherence`` (0 for a lag without variance), ``floor``,
         ``threshold``; and ``significant`` (bool): above the threshold, outside the footprint.
-        On (scale, lag, lag_): ``wavelet``; ``footprint`` (bool); ``rows``, how many are averaged.
+        On ``(scale, lag, lag_)``: ``wavelet``; ``footprint`` (bool); ``rows``, how many are
+        averaged.
         On (layer, [head,] scale): ``share`` of the pairs outside the footprint that pass
         wavelet + floor; ``share_by_chance``; ``p_value`` of the largest excess in the map;
         ``peak``, the coherence there, ``peak_lag`` and ``peak_lag_``; ``peak_documents``, how many

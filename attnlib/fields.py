@@ -38,6 +38,7 @@ class _OurModel:
         self.model, self.config = model, model.config
         heads = set(model.config.per_layer("n_head"))
         # Layers with different numbers of heads make no rectangular array of heads.
+        self.most_heads = max(heads)
         self.n_head = heads.pop() if len(heads) == 1 else None
         self.n_layer, self.context = model.config.n_layer, model.config.context
 
@@ -60,6 +61,7 @@ class _HuggingFaceModel:
         self.model = model
         config = model.config.get_text_config()
         self.n_layer, self.n_head = config.num_hidden_layers, config.num_attention_heads
+        self.most_heads = self.n_head
         self.context = getattr(config, "max_position_embeddings", None)
 
     def run(self, tokens, mask, on_attention):
@@ -149,7 +151,7 @@ def iter_fields(
     attention_mask : torch.Tensor, optional
         ``(N, T)``, 0 for padding (transformers models). Rows of padded queries come out as zeros.
     block : int, optional
-        Documents a block; by default so many that a block of all layers takes 256 MiB.
+        Documents a block; by default so many that they take about 256 MiB at a time.
     device : str, optional
         Where to run the model; by default where it is.
 
@@ -172,7 +174,9 @@ def iter_fields(
     model = model.to(where)
     if block is None:
         kept = reader.n_head if heads == "all" else 1
-        block = max(1, BLOCK_BYTES // (4 * reader.n_layer * kept * tokens.shape[1] ** 2))
+        # What is kept of all layers, or what a layer works with: logits and weights of each head.
+        held = max(reader.n_layer * kept, 4 * reader.most_heads)
+        block = max(1, BLOCK_BYTES // (4 * held * tokens.shape[1] ** 2))
     was_training = model.training
     model.eval()
     try:

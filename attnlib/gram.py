@@ -21,7 +21,7 @@ from .wavelet import OMEGA0, scale_to_period
 
 CENTERS = ("period", "scale", "zero")
 GRAM_ONLY = ("rounding", "snapshot", "snapshot_")  # coordinates that results leave behind
-BLOCK_BYTES = 16 * 2**20
+BLOCK_BYTES = 4 * 2**20
 
 
 def lag_window(
@@ -109,28 +109,28 @@ def all_lags(t: int, convention: str) -> np.ndarray:
     return np.arange(-(t - 1), t) if convention == "signed" else np.arange(t)
 
 
-def _each_lag_gram(field: torch.Tensor, convention: str):
-    """Stream G(lag) some lags at a time: ``(lags, energy, u (lag, N, T), G (lag, N, N))``.
+def _each_block(field: torch.Tensor, convention: str):
+    """Stream the field some lags at a time: ``(lags, energy, u (N, lag, longest))``.
 
     `lags` are indices, `energy` (lag,) is the mean over snapshots of the sum of squares of the
     field itself. `u` is the fluctuation along the diagonal of each lag, float64, zero past its
     end. (No row is repeated past its end here, in any convention: neither does the published
-    POD.) Both arrays are buffers of at most 16 MiB, or one lag, which the next step overwrites.
+    POD.) It is a buffer of at most 4 MiB, or one lag, which the next step overwrites.
     """
     n, t, _ = field.shape
     lags = all_lags(t, convention)
     at_once = max(1, min(len(lags), BLOCK_BYTES // (8 * n * max(n, t))))
-    u = torch.empty(at_once, n, t, dtype=torch.float64, device=field.device)
-    gram = torch.empty(at_once, n, n, dtype=torch.float64, device=field.device)
+    buffer = torch.empty(at_once * n * t, dtype=torch.float64, device=field.device)
     for start in range(0, len(lags), at_once):
         index = np.arange(start, min(start + at_once, len(lags)))
-        some, out = u[: len(index)].zero_(), gram[: len(index)]
-        for one, lag in zip(some, lags[index], strict=True):
+        reach = t - np.abs(lags[index])
+        u = buffer[: n * len(index) * reach.max()].view(n, len(index), reach.max()).zero_()
+        for k, lag in enumerate(lags[index]):
             offset = int(lag) if convention == "published" else -int(lag)
-            one[:, : t - abs(int(lag))] = field.diagonal(offset, 1, 2)
-        energy = some.flatten(1).square().sum(1) / n
-        some -= some.mean(1, keepdim=True)
-        yield index, energy, some, torch.bmm(some, some.mT, out=out)
+            u[:, k, : reach[k]] = field.diagonal(offset, 1, 2)
+        energy = torch.linalg.vector_norm(u, dim=(0, 2)).square() / n
+        u -= u.mean(0)
+        yield index, energy, u
 
 
 def lag_gram(fields, *, convention: str = "causal", device: str | None = None) -> xr.DataArray:
@@ -155,9 +155,13 @@ def lag_gram(fields, *, convention: str = "causal", device: str | None = None) -
 
     def one(field):
         check_convention(field, convention)
-        parts = [(g.cpu().clone(), e) for _, e, _, g in _each_lag_gram(field, convention)]
-        grams, energies = zip(*parts, strict=True)
-        return torch.cat(grams), _rounding(field, torch.cat(energies))
+        n, lags = len(field), all_lags(field.shape[-1], convention)
+        gram = torch.empty(len(lags), n, n, dtype=torch.float64)
+        energy = torch.empty(len(lags), dtype=torch.float64)
+        for index, e, u in _each_block(field, convention):
+            some = u.movedim(1, 0)  # (lag, N, longest)
+            gram[index], energy[index] = torch.bmm(some, some.mT).cpu(), e.cpu()
+        return gram, _rounding(field, energy)
 
     results, dims, coords = map_fields(fields, one, device)
     lead = tuple(len(coords[d]) for d in dims)
@@ -269,11 +273,19 @@ def gram_and_sums(field, windows, convention) -> tuple[torch.Tensor, ...]:
     """G_a ``(S, N, N)``, its rounding ``(S,)``, and the sum of u_s along each lag, ``(N, L)``."""
     check_convention(field, convention)
     n = len(field)
-    total = torch.zeros(len(windows), n * n, dtype=torch.float64, device=field.device)
-    rounding, sums = torch.zeros(len(windows)).to(total), []
-    for index, energy, u, gram in _each_lag_gram(field, convention):
-        weights = torch.from_numpy(windows[:, index] ** 2).to(u)  # (S, lag)
-        total.addmm_(weights, gram.flatten(1))  # (S, lag) (lag, N N)
-        rounding += weights @ _rounding(field, energy)
-        sums.append(u.sum(-1))
-    return total.view(-1, n, n), rounding, torch.cat(sums).T
+    total = torch.zeros(len(windows), n, n, dtype=torch.float64, device=field.device)
+    rounding, sums, gram = torch.zeros(len(windows)).to(total), [], None
+    for index, energy, u in _each_block(field, convention):
+        window = torch.from_numpy(windows[:, index]).to(u)  # (S, lag)
+        rounding += window**2 @ _rounding(field, energy)
+        sums.append(u.sum(-1).T)
+        if len(windows) == 1:  # one product over all pairs of the block, and no G(lag)
+            flat = u.mul_(window[0, :, None]).flatten(1)
+            total[0].addmm_(flat, flat.T)
+            continue
+        if gram is None:
+            gram = u.new_empty(len(index), n, n)
+        some = u.movedim(1, 0)  # (lag, N, longest)
+        some = torch.bmm(some, some.mT, out=gram[: len(index)])
+        total.view(-1, n * n).addmm_(window**2, some.flatten(1))  # (S, lag) (lag, N N)
+    return total, rounding, torch.cat(sums).T

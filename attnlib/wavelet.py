@@ -13,6 +13,7 @@ from .errors import InputError
 
 OMEGA0 = 5.0
 NORMS = ("L1", "L2")
+CACHE_BYTES = 2**20
 FOLD = math.sqrt(2)  # the wavelet's envelope falls to 1/e within sqrt(2) a
 
 
@@ -91,8 +92,16 @@ def morlet_cwt(x: torch.Tensor, scales, omega0: float = OMEGA0, norm: str = "L1"
         raise InputError(f"the signal is floating point, not {x.dtype}")
     t = x.shape[-1]
     psi_hat = _psi_hat(t, scales, omega0, norm, x)  # (S, n_fft)
-    x_hat = torch.fft.fft(x, n=psi_hat.shape[-1]).unsqueeze(-2)  # (..., 1, n_fft)
-    return torch.fft.ifft(x_hat * psi_hat)[..., :t]
+    flat = x.reshape(-1, t)
+    # On a CPU some rows at a time, so that the padded transforms stay in the cache.
+    at_once = CACHE_BYTES // (2 * psi_hat.nbytes) if x.device.type == "cpu" else len(flat)
+    at_once = max(1, at_once)
+    out = torch.empty(len(flat), len(scales), t, dtype=x.dtype.to_complex(), device=x.device)
+    for start in range(0, len(flat), at_once):
+        rows = slice(start, start + at_once)
+        x_hat = torch.fft.fft(flat[rows], n=psi_hat.shape[-1]).unsqueeze(-2)  # (rows, 1, n_fft)
+        out[rows] = torch.fft.ifft(x_hat * psi_hat)[..., :t]
+    return out.view(*x.shape[:-1], len(scales), t)
 
 
 def _psi_hat(t: int, scales, omega0: float, norm: str, like: torch.Tensor) -> torch.Tensor:
@@ -109,19 +118,26 @@ def _kernel(t: int, scales, omega0: float, norm: str, like: torch.Tensor) -> tor
 
     Real and imaginary part of k at the offsets -(t - 1) to t - 1: ``(S, 2, 2 t - 1)``.
     """
-    k = torch.fft.ifft(_psi_hat(t, scales, omega0, norm, like.double()[:0]))  # (S, n_fft)
+    k = torch.fft.ifft(_psi_hat(t, scales, omega0, norm, like[:0].double()))  # (S, n_fft)
     offsets = torch.arange(1 - t, t, device=like.device) % k.shape[-1]
     return torch.view_as_real(k[:, offsets]).movedim(-1, 1).to(like)
 
 
-def _power_of_all_rows(x: torch.Tensor, kernel: torch.Tensor) -> tuple:
+def _power_of_all_rows(x: torch.Tensor, kernel: torch.Tensor, causal: bool) -> tuple:
     """Mean over rows and documents of abs(W(a, b))^2, ``(N, R, T)`` rows -> ``(S, T)``; and C.
 
     With C the lag covariance it is the quadratic form psi C psi*, two matrix products in all.
     """
-    flat = x.flatten(0, 1)  # (N R, T)
-    covariance = flat.T @ flat / len(flat)
-    t = x.shape[-1]
+    n, rows, t = x.shape
+    if causal:  # row i is zero past lag i: a third of the work
+        covariance = x.new_zeros(t, t)
+        for i in range(t):
+            row = x[:, i, : i + 1]
+            covariance[: i + 1, : i + 1].addmm_(row.T, row)
+    else:
+        flat = x.flatten(0, 1)  # (N R, T)
+        covariance = flat.T @ flat
+    covariance /= n * rows
     position = torch.arange(t, device=x.device)
     offset = position[:, None] - position + t - 1  # (b, tau): where k(b - tau) stands
     power = []
@@ -236,13 +252,14 @@ def scalogram(
     def one(field: torch.Tensor):
         nonlocal kernel
         check_convention(field, convention)
+        x, lag = lag_rows(field, convention)  # a copy, so what follows can be in place
         if center:
-            field = field - field.mean(0)
-        x, lag = lag_rows(field, convention)
+            x -= x.mean(0)
         count = _rows_with_lag(x.shape[1], convention).to(x)
         # Squares of float32 under- and overflow: the transform is linear, so scale there and back.
-        size = x.abs().max().clamp(min=torch.finfo(x.dtype).tiny)
-        x = x / size
+        low, high = x.aminmax()
+        size = torch.maximum(-low, high).clamp(min=torch.finfo(x.dtype).tiny)
+        x /= size
         if standardize:
             x, size = _unit_variance(x, count), 1.0
         if kernel is None:
@@ -254,7 +271,8 @@ def scalogram(
             power *= (parts.shape[1] / block_size.to(power))[:, None, None]
             covariance = covariance.sum(0)
         else:
-            both = [_power_of_all_rows(part, kernel) for part in x.tensor_split(n_blocks)]
+            causal = convention == "causal"
+            both = [_power_of_all_rows(part, kernel, causal) for part in x.tensor_split(n_blocks)]
             power = torch.stack([p for p, _ in both])
             covariance = sum(c for _, c in both)
         return power.double() * float(size) ** 2, _autocorrelation(covariance, count), lag

@@ -110,10 +110,11 @@ def measure_pod() -> list[dict]:
         for package in (p for p in PODS if p == "attnlib" or installed(p)):
             found = in_fresh_process("benchmarks.memory", package, str(file))
             goal = " (goal: at most 1.3x)" if package == "attnlib" else ""
-            what = f"peak memory over the fields', which are part of it, {package}{goal}"
+            what = f"{package}: peak resident memory, fields included, over the fields{goal}"
             figure = "skipped: measured on Linux only"
             if found["growth"] is not None:
-                figure = f"{1 + found['growth'] / fields.nbytes:.2f}x"
+                size = 1 + found["growth"] / fields.nbytes
+                figure = f"{size:.2f}x; growth while it runs in a fresh process"
             rows.append({"what": what, "figure": figure})
     return rows
 

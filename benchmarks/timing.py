@@ -96,7 +96,7 @@ def ratio(what: str, slow: list, fast: list, note: str = "", times: float = 1) -
     slow = slow * len(fast) if len(slow) == 1 else slow
     median, spread = middle([times * s / f for s, f in zip(slow, fast, strict=True)])
     digits = 2 if median < 10 else 1 if median < 100 else 0
-    figure = f"{median:.{digits}f}x ± {spread:.1g}"
+    figure = f"{median:.{digits}f}x ± {spread:.{1 if spread < 10 else 2}g}"
     return {"what": what, "figure": figure + (f"; {note}" if note else "")}
 
 
@@ -107,7 +107,8 @@ def missing(package: str) -> dict:
 def apart(ours, theirs) -> str:
     """Largest difference between two arrays, over the largest value of the second."""
     ours, theirs = np.asarray(ours), np.asarray(theirs)
-    return f"largest difference {np.abs(ours - theirs).max() / np.abs(theirs).max():.0e} of the top"
+    share = np.abs(ours - theirs).max() / np.abs(theirs).max()
+    return f"largest difference {share:.0e} of the largest value"
 
 
 def apart_each(ours, theirs) -> str:
@@ -119,20 +120,14 @@ def apart_each(ours, theirs) -> str:
 # ------------------------------------------------------------------ memory
 
 
-def peak() -> int:
-    """Peak resident memory of this process in bytes, since it began or :func:`reset_peak`."""
-    status = Path("/proc/self/status")
-    if status.is_file():
-        return 1024 * int(re.search(r"VmHWM:\s+(\d+)", status.read_text())[1])
-    import resource
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
 def reset_peak() -> None:
-    """Let the peak start again from what is resident now (Linux)."""
+    """Let the peak of resident memory start again from what is resident now (Linux)."""
     Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak() -> int:
+    """Peak resident memory of this process in bytes since :func:`reset_peak` (Linux)."""
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 
 
 def in_fresh_process(*arguments: str) -> dict:

@@ -13,8 +13,8 @@ from attnlib.runner import project_root
 ROOT = project_root()
 
 
-def pins():
-    text = (ROOT / "requirements.lock").read_text()
+def pins(lock="requirements.lock"):
+    text = (ROOT / lock).read_text()
     return dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", text, re.MULTILINE))
 
 
@@ -26,15 +26,23 @@ def test_every_dependency_is_locked_within_its_range():
     from packaging.requirements import Requirement
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lists = [project["dependencies"], *project["optional-dependencies"].values()]
-    locked = pins()
-    for text in (t for part in lists for t in part if not t.startswith("attnlib")):
-        wanted = Requirement(text)
-        assert locked[normal(wanted.name)] in wanted.specifier, text
+    lists = {"": project["dependencies"], **project["optional-dependencies"]}
+    for extra, part in lists.items():
+        locked = pins() | (pins("requirements-bench.lock") if extra == "bench" else {})
+        for text in (t for t in part if not t.startswith("attnlib")):
+            wanted = Requirement(text)
+            assert locked[normal(wanted.name)] in wanted.specifier, text
 
 
-def test_all_but_torch_have_hashes():
-    blocks = re.split(r"\n(?=[A-Za-z0-9])", (ROOT / "requirements.lock").read_text())[1:]
+def test_the_benchmarks_lock_adds_and_changes_nothing():
+    locked, peers = pins(), pins("requirements-bench.lock")
+    assert not [name for name in peers if locked.get(name, peers[name]) != peers[name]]
+    assert not any(re.match("torch|nvidia|cuda|triton", name) for name in peers)
+
+
+@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-bench.lock"])
+def test_all_but_torch_have_hashes(lock):
+    blocks = re.split(r"\n(?=[A-Za-z0-9])", (ROOT / lock).read_text())[1:]
     for block in blocks:
         assert ("--hash=sha256:" in block) != block.startswith("torch=="), block[:60]
     assert not any(re.match("nvidia|cuda|triton", b) for b in blocks)

@@ -110,7 +110,7 @@ def line_panels(
         ordered = len(curves) > len(MODEL_COLORS) or all(k.startswith("layer") for k in curves)
         colors = layer_colors(len(curves)) if ordered else MODEL_COLORS
         for i, (color, (label, one)) in enumerate(zip(colors, curves.items(), strict=False)):
-            style = LINE_STYLES[i % len(LINE_STYLES)] if len(curves) <= 4 else "-"
+            style = "-" if ordered else LINE_STYLES[i % len(LINE_STYLES)]
             axis.plot(one[along or one.dims[0]], one, color=color, ls=style, lw=1.5, label=label)
         if mark is not None:
             axis.axvline(mark[1], color="0.5", ls=":", lw=1.2, label=mark[0])
@@ -122,6 +122,9 @@ def line_panels(
             axis.set_xscale("log")
         axis.set_title(title)
     edge_labels(axes, xlabel, ylabel, len(panels))
-    last = axes[0, min(columns, len(panels)) - 1]
-    last.legend(loc="center left", bbox_to_anchor=(1, 0.5), title=legend or None)
+    fullest = max(axes.flat[: len(panels)], key=lambda axis: len(axis.get_lines()))
+    axes[0, min(columns, len(panels)) - 1].legend(
+        *fullest.get_legend_handles_labels(), loc="center left", bbox_to_anchor=(1, 0.5),
+        title=legend or None,
+    )  # fmt: skip
     return figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 import xarray as xr
 
-from .base import MODEL_COLORS, token_axis
+from .base import MODEL_COLORS, edge_labels, grid, token_axis
 
 
 def loss_curves(history: xr.Dataset, yardsticks: dict[str, float]):
@@ -36,33 +36,25 @@ def loss_curves(history: xr.Dataset, yardsticks: dict[str, float]):
 
 
 def loss_by_prefix(losses: xr.Dataset):
-    """Loss of the next token by prefix length, and its paired difference to the first model.
+    """Paired difference of the next token's loss to the first model, a panel a model.
 
-    `losses` on (model, prefix): ``prefix_loss``, and ``difference`` with ``difference_se`` after
-    prefixes alone (``prefix_...``) and inside whole windows (``window_...``).
+    `losses` on (model, prefix): ``difference`` with ``difference_se``, after prefixes alone
+    (``prefix_...``) and inside whole windows (``window_...``).
     """
-    figure, axes = plt.subplots(1, 2, figsize=(8.6, 3.3))
     names = losses["model"].values
-    for i, (color, name) in enumerate(zip(MODEL_COLORS, names, strict=False)):
+    figure, axes = grid(max(1, len(names) - 1), 3, width=2.7, height=2.2, sharex=True, sharey=True)
+    kinds = (("prefix", "-", "after prefixes"), ("window", ":", "in windows"))
+    for axis, name in zip(axes.flat, names[1:], strict=False):
         one = losses.sel(model=name)
-        axes[0].plot(one["prefix"], one["prefix_loss"], color=color, marker="o", ms=3, label=name)
-        for kind, style, where in (
-            ("prefix", "-", "after prefixes"),
-            ("window", ":", "in windows"),
-        ):
-            if i > 0:
-                axes[1].errorbar(
-                    one["prefix"], one[f"{kind}_difference"],
-                    1.96 * one[f"{kind}_difference_se"], color=color, ls=style, marker="o", ms=3,
-                    capsize=2, label=f"{name}, {where}",
-                )  # fmt: skip
-    for axis in axes:
+        for color, (kind, style, where) in zip(MODEL_COLORS, kinds, strict=False):
+            axis.errorbar(
+                one["prefix"], one[f"{kind}_difference"], 1.96 * one[f"{kind}_difference_se"],
+                color=color, ls=style, marker="o", ms=3, capsize=2, label=where,
+            )  # fmt: skip
+        axis.axhline(0, color="0.6", lw=1, zorder=0)
+        axis.set_title(str(name))
         token_axis(axis, "x", None)
-        axis.set_xlabel("prefix length (tokens)")
-    axes[1].axhline(0, color="0.6", lw=1)
-    axes[0].set_ylabel("loss of the next token (nats)")
-    axes[1].set_ylabel(f"difference to {names[0]} (nats)")
-    axes[0].legend()
-    if len(names) > 1:
-        axes[1].legend()
+    n = max(1, len(names) - 1)
+    edge_labels(axes, "prefix length (tokens)", f"less {names[0]} (nats)", n)
+    axes[0, min(3, n) - 1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
