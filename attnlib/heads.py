@@ -233,9 +233,9 @@ def head_overlap(fields: xr.DataArray) -> xr.Dataset:
     xarray.Dataset
         ``correlation`` ``(layer, head, head_)``: inner products of the fluctuations u_s(i, j),
         summed over snapshots and positions, over their norms. ``effective_heads`` (layer):
-        participation ratio of its eigenvalues, 1 for copies of one head, H for orthogonal ones. ``energy``
-        (layer, head): mean over snapshots of the sum of u_s^2. A head that does not vary has
-        correlation 0, with itself too, and does not count.
+        participation ratio of its eigenvalues, 1 for copies of one head, H for orthogonal ones.
+        ``energy`` (layer, head): mean over snapshots of the sum of u_s^2. A head that does not vary
+        has correlation 0, with itself too, and does not count.
 
     Raises
     ------
