@@ -84,6 +84,7 @@ ROOMS = {
         "bootstrap_power",
         "dominant_scales",
         "global_power",
+        "mean_period",
         "red_noise",
         "resampled_power",
     ],

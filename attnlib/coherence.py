@@ -18,11 +18,11 @@ from .errors import InputError
 from .wavelet import (
     FOLD,
     OMEGA0,
-    _psi_hat,
-    _rows_with_lag,
-    _unit_variance,
     check_scales,
+    rows_with_lag,
     scale_to_period,
+    unit_variance,
+    wavelet_hat,
 )
 
 CHUNK_BYTES = 2**28
@@ -154,7 +154,7 @@ def coherence(
             x, _ = lag_rows(field - field.mean(0))
             x = x / x.abs().max().clamp(min=torch.finfo(x.dtype).tiny)  # squares underflow
             if standardize:
-                x = _unit_variance(x, _rows_with_lag(t, convention).to(x))
+                x = unit_variance(x, rows_with_lag(t, convention).to(x))
             maps = [
                 _causal_maps(x, p, int(r), w, footprint_level, orders, level)
                 for p, r, w in zip(psi, reach, white, strict=True)
@@ -236,7 +236,7 @@ def _wavelets(t: int, a: float, omega0: float, published: bool) -> torch.Tensor:
         psi_hat = torch.exp(-0.5 * (a * omega - omega0) ** 2) * (omega > 0)
     else:
         like = torch.zeros(1, dtype=torch.float64)
-        psi_hat = _psi_hat(t, [a], omega0, "L1", like)[0]
+        psi_hat = wavelet_hat(t, [a], omega0, "L1", like)[0]
     position = torch.arange(t)
     return torch.fft.ifft(psi_hat)[(position[:, None] - position) % len(psi_hat)]
 

@@ -61,7 +61,7 @@ def find_notebook(name: str) -> str:
     if len(hits) == 1:
         return hits[0]
     near = difflib.get_close_matches(wanted, names, 1, 0.4)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
+    hint = f"; did you mean '{near[0]}'?" if near else "."
     raise InputError(f"no notebook '{name}'{hint} There are: {', '.join(names)}")
 
 

@@ -71,6 +71,32 @@ def red_noise(scalogram: xr.Dataset) -> xr.DataArray:
     return red.transpose(*power.dims)
 
 
+def mean_period(power: xr.DataArray, norm: str = "L1") -> xr.DataArray:
+    """Mean period of a power by scale, beside white noise, whose power is the same everywhere.
+
+    A geometric mean over an evenly spaced grid of log scales, weighted by the power relative to
+    that of white noise: 1/a under L1, the same at all scales under L2. One background serves all
+    layers, so that a smoother layer has a longer period. (Relative to red noise with each layer's
+    own autocorrelation smoothness would cancel.)
+
+    Parameters
+    ----------
+    power : xarray.DataArray
+        ``(..., scale, ...)`` with the coordinate `period`, from :func:`global_power`, of lags of
+        unit variance.
+    norm : {"L1", "L2"}
+        That of the scalogram.
+
+    Returns
+    -------
+    xarray.DataArray
+        Without `scale`, tokens: between the periods at the ends of the grid.
+    """
+    weight = power * power["scale"] if norm == "L1" else power
+    weight = weight / weight.sum("scale")
+    return np.exp((weight * np.log(power["period"])).sum("scale"))
+
+
 def resampled_power(scalogram: xr.Dataset, n_resamples: int = 1000, seed: int = 0) -> xr.DataArray:
     """Global power of resampled ensembles: blocks of documents, without a second pass.
 

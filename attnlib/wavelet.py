@@ -64,7 +64,7 @@ def morlet_cwt(x: torch.Tensor, scales, omega0: float = OMEGA0, norm: str = "L1"
     """Continuous wavelet transform with the analytic Morlet wavelet, along the last axis.
 
     W(a, b) = sum over tau of x(tau) psi_a*(tau - b), evaluated in Fourier space on the signal
-    padded with zeros to more than twice its length, with the transform of the wavelet
+    padded with zeros to at least twice its length, with the transform of the wavelet
     c_a exp(-(a w - omega0)^2 / 2) for w > 0, else 0.
 
     Parameters
@@ -91,7 +91,7 @@ def morlet_cwt(x: torch.Tensor, scales, omega0: float = OMEGA0, norm: str = "L1"
     if not x.is_floating_point():
         raise InputError(f"the signal is floating point, not {x.dtype}")
     t = x.shape[-1]
-    psi_hat = _psi_hat(t, scales, omega0, norm, x)  # (S, n_fft)
+    psi_hat = wavelet_hat(t, scales, omega0, norm, x)  # (S, n_fft)
     flat = x.reshape(-1, t)
     # On a CPU some rows at a time, so that the padded transforms stay in the cache.
     at_once = CACHE_BYTES // (2 * psi_hat.nbytes) if x.device.type == "cpu" else len(flat)
@@ -104,7 +104,7 @@ def morlet_cwt(x: torch.Tensor, scales, omega0: float = OMEGA0, norm: str = "L1"
     return out.view(*x.shape[:-1], len(scales), t)
 
 
-def _psi_hat(t: int, scales, omega0: float, norm: str, like: torch.Tensor) -> torch.Tensor:
+def wavelet_hat(t: int, scales, omega0: float, norm: str, like: torch.Tensor) -> torch.Tensor:
     """Fourier transform of the wavelets on a grid for signals of length t: ``(S, n_fft)``."""
     n_fft = 2 ** math.ceil(math.log2(2 * t))
     omega = 2 * math.pi * torch.fft.fftfreq(n_fft, dtype=like.dtype, device=like.device)
@@ -118,7 +118,7 @@ def _kernel(t: int, scales, omega0: float, norm: str, like: torch.Tensor) -> tor
 
     Real and imaginary part of k at the offsets -(t - 1) to t - 1: ``(S, 2, 2 t - 1)``.
     """
-    k = torch.fft.ifft(_psi_hat(t, scales, omega0, norm, like[:0].double()))  # (S, n_fft)
+    k = torch.fft.ifft(wavelet_hat(t, scales, omega0, norm, like[:0].double()))  # (S, n_fft)
     offsets = torch.arange(1 - t, t, device=like.device) % k.shape[-1]
     return torch.view_as_real(k[:, offsets]).movedim(-1, 1).to(like)
 
@@ -255,13 +255,13 @@ def scalogram(
         x, lag = lag_rows(field, convention)  # a copy, so what follows can be in place
         if center:
             x -= x.mean(0)
-        count = _rows_with_lag(x.shape[1], convention).to(x)
+        count = rows_with_lag(x.shape[1], convention).to(x)
         # Squares of float32 under- and overflow: the transform is linear, so scale there and back.
         low, high = x.aminmax()
         size = torch.maximum(-low, high).clamp(min=torch.finfo(x.dtype).tiny)
         x /= size
         if standardize:
-            x, size = _unit_variance(x, count), 1.0
+            x, size = unit_variance(x, count), 1.0
         if kernel is None:
             kernel = _kernel(len(lag), scales, omega0, norm, x)
         if rows == "cone":
@@ -312,13 +312,13 @@ def scalogram(
     return data if n_blocks > 1 else data.isel(block=0)
 
 
-def _rows_with_lag(t: int, convention: str) -> torch.Tensor:
+def rows_with_lag(t: int, convention: str) -> torch.Tensor:
     """How many of the T rows have each lag ``(L,)``."""
     ones = torch.ones(1, t, t)
     return lag_rows(ones.tril() if convention == "causal" else ones, convention)[0][0].sum(0)
 
 
-def _unit_variance(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+def unit_variance(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     """Rows ``(N, R, L)`` over their rms at each lag, of the rows that have the lag."""
     rms = (x.square().sum((0, 1)) / (len(x) * count)).sqrt()
     floor = torch.finfo(x.dtype).eps * rms.max()

@@ -10,7 +10,9 @@ from attnlib import (
     bootstrap_power,
     dominant_scales,
     global_power,
+    mean_period,
     red_noise,
+    scale_grid,
     scale_to_period,
     scalogram,
 )
@@ -171,3 +173,28 @@ def test_refusals(make_fields):
         bootstrap_power(s)
     with pytest.raises(InputError, match="n is at least 1"):
         dominant_scales(s, 0)
+
+
+def ordered_fields(r, t=128, n=30, seed=0):
+    """Causal fields whose rows along the lag are a first-order autoregression."""
+    from scipy.signal import lfilter
+
+    noise = np.random.default_rng(seed).standard_normal((n, t, t))
+    along = lfilter([np.sqrt(1 - r**2)], [1, -r], noise)
+    fields = np.zeros((n, t, t))
+    for i in range(t):
+        fields[:, i, : i + 1] = along[:, i, : i + 1][:, ::-1]
+    return torch.from_numpy(fields).float()
+
+
+@pytest.mark.parametrize("norm", ["L1", "L2"])
+def test_the_mean_period_tells_smooth_from_rough(norm):
+    """White noise has that of its grid; smoother rows a longer one, more than twice as long."""
+    scales = scale_grid(2, 32, 20)
+    stack = torch.stack([ordered_fields(r) for r in (0.0, 0.9, 0.97)])
+    power = global_power(scalogram(stack, scales, norm=norm, standardize=True))
+    white, smooth, smoother = mean_period(power, norm).values
+    middle = scale_to_period(np.sqrt(2 * 32), norm=norm)
+    assert white == pytest.approx(middle, rel=0.12)
+    assert smoother > smooth > 1.5 * white
+    assert smoother > 2 * white

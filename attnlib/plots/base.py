@@ -39,6 +39,15 @@ def period_axis(axis, which: str, periods) -> None:
     token_axis(axis, which, [t for t in PERIOD_TICKS if low <= t <= high])
 
 
+def model_colors(names) -> dict[str, str]:
+    """A colour for each model: the same one on every page for those of the book."""
+    known = ("BASE", "EGA-1", "EGA-2", "EGA-C", "untrained")
+    colors = {n: MODEL_COLORS[known.index(n)] for n in names if n in known}
+    free = [c for c in MODEL_COLORS if c not in colors.values()]
+    colors |= dict(zip([n for n in names if n not in known], free, strict=False))
+    return colors
+
+
 def layer_colors(n: int) -> np.ndarray:
     """One colour a layer, dark to light with depth."""
     return plt.get_cmap("viridis")(np.linspace(0, 0.88, n))
@@ -63,6 +72,7 @@ def edge_labels(axes, x: str, y: str, n: int) -> None:
             axis.set_ylabel(y)
         if i + columns >= n:
             axis.set_xlabel(x)
+            axis.tick_params(labelbottom=True)  # shared axes label the lowest row alone
 
 
 def token_axis(axis, which: str, ticks) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from .base import MODEL_COLORS, edge_labels, grid, layer_colors
+from .base import edge_labels, grid, layer_colors, model_colors
 
 
 def estimates_by_layer(
@@ -14,7 +14,7 @@ def estimates_by_layer(
     """Estimates with intervals by layer, a panel a (title: estimate, low, high (model, layer))."""
     figure, axes = grid(len(panels), 3, width=2.6, sharey=True)
     everyone = list(dict.fromkeys(str(m) for one in panels.values() for m in one["model"].values))
-    colors, handles = dict(zip(everyone, MODEL_COLORS, strict=False)), {}
+    colors, handles = model_colors(everyone), {}
     for axis, (title, one) in zip(axes.flat, panels.items(), strict=False):
         names = one["model"].values
         shift = np.linspace(-0.12, 0.12, len(names)) if len(names) > 1 else [0.0]

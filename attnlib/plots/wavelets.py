@@ -60,7 +60,7 @@ def scalogram_panels(power: xr.DataArray, label: str = "power / red noise"):
 
 def scale_spectra(panels: dict[str, tuple[xr.DataArray, xr.Dataset | None]], ylabel: str):
     """Power by period, one curve a layer, one panel a (title: power, interval)."""
-    figure, axes = grid(len(panels), 3, width=2.6, height=2.4)
+    figure, axes = grid(len(panels), 3, width=2.6, height=2.4, sharex=True, sharey=True)
     for axis, (title, (power, interval)) in zip(axes.flat, panels.items(), strict=False):
         layers = power["layer"].values
         for color, layer in zip(layer_colors(len(layers)), layers, strict=True):

@@ -128,3 +128,11 @@ def test_every_cited_work_is_listed_and_the_other_way_round(pages):
         for group in re.findall(r"\{cite(?::\w+)?\}`([^`]+)`", path.read_text()):
             cited |= {key.strip() for key in group.split(",")}
     assert cited == keys
+
+
+@pytest.mark.parametrize("name", [n for n in notebook_names() if n[:2] >= "04"])
+def test_closing_tables_are_tables(html, name):
+    text = (html / "notebooks" / f"{name}.html").read_text()
+    assert "<p>verdict</p>" in text
+    assert "|—|" not in text
+    assert "|---|" not in text
