@@ -42,6 +42,10 @@ def mode_bands(weights: xr.DataArray, gram: xr.DataArray, windows: xr.DataArray)
     InputError
         Windows that do not add up to 1, or other lags.
     """
+    if {"lag"} - {*gram.dims} or {"band", "lag"} - {*windows.dims}:
+        raise InputError("the Gram has a dimension lag, the windows band and lag")
+    if list(weights["half"].values) != ["a", "b"]:
+        raise InputError("weights of both halves are needed, as half_modes returns them")
     if not np.array_equal(gram["lag"].values, windows["lag"].values):
         raise InputError("the Gram and the windows have different lags")
     if not np.allclose(windows.sum("band"), 1):
@@ -54,7 +58,8 @@ def mode_bands(weights: xr.DataArray, gram: xr.DataArray, windows: xr.DataArray)
     inside = (weights != 0).any("mode")
     other = parts.where(inside.roll(half=1))
     other = (other - other.mean("snapshot")).fillna(0.0)
-    other = other / np.sqrt((other**2).sum("snapshot"))
+    norm = np.sqrt((other**2).sum("snapshot"))  # 0 for a band that does not vary
+    other = other.where(norm > 0, 0.0) / norm.where(norm > 0, 1.0)
     correlation = other.dot(other.rename(band="band_"), dim="snapshot")
     return xr.Dataset(
         {
@@ -88,6 +93,8 @@ def band_shares(energy: xr.DataArray) -> xr.Dataset:
         An energy that is negative, or zero in all bands.
     """
     total = energy.sum("band")
+    if not bool(np.isfinite(energy).all()):
+        raise InputError("an energy is not finite")
     if bool((energy < 0).any()) or not bool((total > 0).all()):
         raise InputError("an energy is not negative, and not zero in all bands")
     share = energy / total

@@ -72,7 +72,9 @@ def claim_row(claim: str, measured: str, verdict: str) -> dict[str, str]:
         raise InputError(f"no claim '{claim}'; there are: {', '.join(CLAIMS)}")
     if verdict not in VERDICTS:
         raise InputError(f"a verdict is one of {VERDICTS}, not '{verdict}'")
-    if not measured.strip() or re.search(r"\b(nan|inf)\b", measured):
+    if not isinstance(measured, str) or "\n" in measured:
+        raise InputError(f"what was measured is a text of one line, not {measured!r}")
+    if not measured.strip() or re.search(r"\b(nan|inf)\b", measured, re.IGNORECASE):
         raise InputError(f"the figures for claim {claim} are missing: '{measured}'")
     return {"claim": claim, "measured": measured, "verdict": verdict}
 
@@ -86,7 +88,7 @@ def claim_table(rows: list[dict[str, str]]) -> str:
         From :func:`claim_row`; a column ``notebook``, if they have one, comes last.
     """
     extra = ["notebook"] if any("notebook" in r for r in rows) else []
-    heads = ["", "claim", "published", "measured", "verdict", *extra]
+    heads = ["", "claim", "published", "measured", "verdict", *(["in"] if extra else [])]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for row in rows:
         about, published = CLAIMS[row["claim"]]

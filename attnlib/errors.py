@@ -6,3 +6,10 @@ class InputError(ValueError):
 
     The command line prints the message alone; in Python it is an ordinary `ValueError`.
     """
+
+
+def check_whole(name: str, value, least: int = 1) -> int:
+    """A whole number of at least `least`, or an error that names it."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
+        raise InputError(f"{name} is a whole number, at least {least}, not {value!r}")
+    return int(value)

@@ -10,12 +10,15 @@ import xarray as xr
 
 from .device import pick_device
 from .ensemble import check_finite
-from .errors import InputError
+from .errors import InputError, check_whole
 
 BLOCK_BYTES = 256 * 2**20
 
 
-def _check_tokens(tokens: torch.Tensor, context: int | None) -> None:
+def check_windows(tokens, context: int | None = None) -> None:
+    """Refuse what is not an ensemble of document windows ``(N, T)`` of whole numbers."""
+    if not isinstance(tokens, torch.Tensor):
+        raise InputError(f"tokens are a tensor (snapshot, position), not {type(tokens).__name__}")
     if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
         raise InputError(
             f"tokens are whole numbers of shape (snapshot, position), not {tokens.dtype} of shape "
@@ -169,10 +172,17 @@ def iter_fields(
     """
     reader = _reader(model)
     _check_heads(reader, heads)
-    _check_tokens(tokens, reader.context)
+    check_windows(tokens, reader.context)
     where = pick_device(device) if device else next(model.parameters()).device
     model = model.to(where)
-    if block is None:
+    if attention_mask is not None and attention_mask.shape != tokens.shape:
+        raise InputError(
+            f"the mask has the shape {tuple(attention_mask.shape)}, the tokens "
+            f"{tuple(tokens.shape)}"
+        )
+    if block is not None:
+        check_whole("block", block)
+    else:
         kept = reader.n_head if heads == "all" else 1
         # What is kept of all layers, or what a layer works with: logits and weights of each head.
         held = max(reader.n_layer * kept, 4 * reader.most_heads)
@@ -233,7 +243,7 @@ def attention_fields(
 
     reader = _reader(model)
     _check_heads(reader, heads)
-    _check_tokens(tokens, reader.context)
+    check_windows(tokens, reader.context)
     n, t = tokens.shape
     kept = (reader.n_head,) if heads == "all" else ()
     values = np.empty((reader.n_layer, *kept, n, t, t), dtype=np.float32)

@@ -69,14 +69,18 @@ class GPTConfig:
             _check_whole("n_head", value)
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout lies in [0, 1), not {self.dropout!r}")
-        for std in (self.init_std, self.embedding_std, self.residual_std):
-            if std is not None and not 0 < std < 10:
+        residual = self.init_std if self.residual_std is None else self.residual_std
+        for std in (self.init_std, self.embedding_std, residual):
+            if not isinstance(std, (int, float)) or not 0 < std < 10:
                 raise InputError(f"deviations of weights are positive, and below 10, not {std}")
         if self.normalize_over not in NORMALIZE_OVER:
             raise InputError(f"normalize_over is one of {NORMALIZE_OVER}")
         for kind in self.per_layer("attention"):
             if kind not in ATTENTION_KINDS:
                 raise InputError(f"attention is one of {ATTENTION_KINDS}, not {kind!r}")
+        for value in self.per_layer("head_size"):
+            if value is not None:
+                _check_whole("head_size", value)
         if self.head_size is None and not isinstance(self.n_head, int):
             raise InputError("with a number of heads per layer, give head_size as well")
         if self.head_size is None and self.d_model % self.n_head:

@@ -10,7 +10,7 @@ import torch
 import xarray as xr
 
 from .ensemble import as_fields, check_finite
-from .errors import InputError
+from .errors import InputError, check_whole
 from .evaluation import window_losses
 from .gpt import GPT
 
@@ -281,10 +281,12 @@ def share_heads(weights, total: int) -> tuple[int, ...]:
     Whole parts first, the rest to the layers furthest below their share (the earlier of equals).
     """
     weights = np.asarray(weights, dtype=np.float64)
-    if weights.ndim != 1 or not (np.isfinite(weights) & (weights > 0)).all():
+    check_whole("total", total)
+    if weights.ndim != 1 or not len(weights) or not (np.isfinite(weights) & (weights > 0)).all():
         raise InputError(f"weights are one positive number a layer, not {weights}")
     if total < len(weights):
         raise InputError(f"{total} heads are too few for {len(weights)} layers")
+    weights = weights / weights.max()
     share = total * weights / weights.sum()
     heads = np.maximum(1, np.floor(share)).astype(int)
     while heads.sum() != total:

@@ -7,7 +7,7 @@ import torch
 import xarray as xr
 
 from .ensemble import check_convention, map_fields, stack_leading
-from .errors import InputError
+from .errors import InputError, check_whole
 
 
 def row_modes(
@@ -69,8 +69,14 @@ def row_modes(
         check_convention(field, "causal")
         return _row_modes(field, n_modes, max_lag, n_splits, seed)
 
-    if n_splits < 1 or seed < 0:
-        raise InputError("n_splits is at least 1, and seed is not negative")
+    for name, value, least in (
+        ("n_modes", n_modes, 1),
+        ("n_splits", n_splits, 1),
+        ("seed", seed, 0),
+    ):
+        check_whole(name, value, least)
+    if max_lag is not None:
+        check_whole("max_lag", max_lag)
     results, dims, coords = map_fields(fields, one, device)
     lead = tuple(len(coords[d]) for d in dims)
     profile, share, draws, half, coefficient = (
@@ -116,6 +122,13 @@ def _row_modes(field, n_modes, max_lag, n_splits, seed) -> tuple:
         draws.append(square.cumsum(0).cumsum(1).diagonal() / number)
         half.append(torch.stack([a.mT, b.mT]))
     size, modes = _leading(product.sum(0), sums, n_modes)
+    floor = torch.finfo(field.dtype).eps ** 2 * field.double().square().sum()
+    rank = int((size > floor).sum())
+    if rank < n_modes:
+        raise InputError(
+            f"{n_modes} modes of rows asked for, but the rows vary in {rank} directions: ask for "
+            "fewer modes"
+        )
     share = size / torch.einsum("nll->", product)
     coefficient = (u @ modes.to(u.dtype)).permute(2, 0, 1)  # (K, N, rows)
     return modes.mT, share, torch.stack(draws), torch.stack(half), coefficient.float()

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 import xarray as xr
 
-from .ensemble import as_fields, each_field
-from .errors import InputError
+from .ensemble import as_fields, check_convention, each_field
+from .errors import InputError, check_whole
 
 
 def shuffled_tokens(tokens: torch.Tensor, seed: int = 0) -> torch.Tensor:
@@ -51,22 +51,23 @@ def phase_randomized(fields: xr.DataArray | torch.Tensor, seed: int = 0):
     Returns
     -------
     xarray.DataArray or torch.Tensor
-        As given. Row sums are kept; entries may be negative.
+        As given (a DataArray with `layer` first). Row sums are kept; entries may be negative.
 
     References
     ----------
     Theiler et al. 1992 (surrogate data).
     """
+    given = fields.shape
     fields = as_fields(fields)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(check_whole("seed", seed, 0))
     out = [_phase_randomized(field, rng) for field in each_field(fields)]
-    shape = fields.shape
     if isinstance(fields, torch.Tensor):
-        return torch.stack(out).reshape(shape)
-    return fields.copy(data=torch.stack(out).cpu().numpy().reshape(shape))
+        return torch.stack(out).reshape(given)
+    return fields.copy(data=torch.stack(out).cpu().numpy().reshape(fields.shape))
 
 
 def _phase_randomized(field: torch.Tensor, rng) -> torch.Tensor:
+    check_convention(field, "causal")
     t = field.shape[-1]
     mean = field.mean(0)
     u = field - mean
@@ -120,6 +121,14 @@ def planted_fields(
         ``(layer, snapshot, query, key)`` with one layer, float32, rows sum to 1. The coordinate
         ``amplitude`` (snapshot) is g_s.
     """
+    for name, value, least in (("n", n, 3), ("t", t, 2), ("seed", seed, 0)):
+        check_whole(name, value, least)
+    positive = [spread, decay, *([] if period is None else [period])]
+    if not all(0 < x < np.inf for x in positive) or not all(0 <= x < 10 for x in (strength, noise)):
+        raise InputError(
+            "spread, decay and period are positive numbers of tokens, strength and noise lie "
+            "between 0 and 10"
+        )
     if not 0 <= lag < t:
         raise InputError(f"the pattern's lag lies between 0 and {t - 1}, not {lag}")
     rng = np.random.default_rng(seed)
@@ -160,6 +169,8 @@ def structureless_fields(
     xarray.DataArray
         ``(layer, snapshot, query, key)`` with one layer, float32, rows sum to 1.
     """
+    for name, value, least in (("n", n, 3), ("t", t, 2), ("seed", seed, 0)):
+        check_whole(name, value, least)
     if not 0 < diagonal < 1:
         raise InputError(f"the weight of the diagonal lies between 0 and 1, not {diagonal}")
     rest = np.random.default_rng(seed).exponential(size=(n, t, t)) * np.tri(t, k=-1)

@@ -9,7 +9,7 @@ import torch
 import xarray as xr
 
 from .complexity import effective_rank
-from .errors import InputError
+from .errors import InputError, check_whole
 from .gram import GRAM_ONLY, check_gram
 
 
@@ -101,7 +101,7 @@ def bootstrap(
     rows = []
     for one in flat:
         everything = [np.arange(n)[None], *parts]
-        computed = [statistic(_resampled_spectra(one, part)) for part in everything]
+        computed = [_checked(statistic(_resampled_spectra(one, p)), len(p)) for p in everything]
         if isinstance(computed[0], dict):
             names = list(computed[0])
             computed = [np.stack([c[name] for name in names]) for c in computed]
@@ -118,6 +118,19 @@ def bootstrap(
     estimate, draw = whole.isel(resample=0), whole.isel(resample=slice(1, None))
     result = _interval(estimate, draw, level)
     return result.assign(draw=draw) if draws else result
+
+
+def _checked(values, n: int):
+    """What a statistic gave for n spectra: a number for each, or a dict of such."""
+    for one in values.values() if isinstance(values, dict) else [values]:
+        if np.shape(one) != (n,):
+            raise InputError(
+                f"the statistic gave the shape {np.shape(one)} for {n} spectra: it gives one "
+                "number a spectrum"
+            )
+    if isinstance(values, dict) and not values:
+        raise InputError("the statistic gave an empty dict")
+    return values
 
 
 def contrast(
@@ -141,6 +154,8 @@ def contrast(
     xarray.Dataset
         ``estimate``, ``se``, ``bias``, ``low``, ``high``, as from :func:`bootstrap`.
     """
+    if not 0 < level < 1:
+        raise InputError(f"level lies between 0 and 1, not {level}")
     if "draw" not in resampled:
         raise InputError("a contrast needs the draws: call bootstrap(..., draws=True)")
     return _interval(function(resampled["estimate"]), function(resampled["draw"]), level)
@@ -151,6 +166,7 @@ def _interval(estimate: xr.DataArray, draw: xr.DataArray, level: float) -> xr.Da
 
     NaN among the draws are left out; NaN where fewer than two are left, or the estimate is NaN.
     """
+    estimate, draw = (x.where(np.isfinite(x)) for x in (estimate, draw))
     usable = (draw.notnull().sum("resample") >= 2) & estimate.notnull()
     draw = draw.where(usable, 0.0)
     bias = draw.mean("resample") - estimate.where(usable, 0.0)
@@ -249,12 +265,13 @@ def extrapolate_rank(curves: xr.Dataset, size: int) -> xr.Dataset:
         A size that was measured.
     """
     sizes = curves["size"].values
+    check_whole("size", size)
     if len(sizes) < 2 or size <= sizes[-1]:
         raise InputError(f"H* was measured up to N = {sizes[-1]}: extrapolate to a larger N")
     last, before = curves.isel(size=-1), curves.isel(size=-2)
     steps = np.log(size / sizes[-1]) / np.log(sizes[-1] / sizes[-2])
     steepest = last["H"] / before["H_low"].clip(min=1)
-    high = last["H"] * steepest**steps
+    high = (last["H"] * steepest**steps).clip(max=size - 1)
     slopes = np.diff(np.log(curves["H"].values), axis=-1) / np.diff(np.log(sizes))
     falling = last["H"].copy(data=(np.diff(slopes, axis=-1)[..., -1:] <= 0).all(-1))
     return xr.Dataset(

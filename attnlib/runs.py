@@ -6,13 +6,14 @@ import multiprocessing
 import os
 import threading
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 
 from .checkpoints import load_checkpoint
 from .corpus import load_text, make_tokenizer, split_tokens, text_hash, windows
 from .device import pick_device
-from .errors import InputError
+from .errors import InputError, check_whole
 from .gpt import GPT, GPTConfig
 from .store import load
 from .training import TrainConfig, train
@@ -88,6 +89,10 @@ def train_all(
         raise InputError("no models to train: name at least one kind of attention and one seed")
     if len(set(seeds)) < len(seeds):
         raise InputError(f"a seed is given twice: {list(seeds)}")
+    for name in runs:
+        if Path(name).name != name:
+            raise InputError(f"{name!r} cannot be the name of a model: it is that of a folder too")
+    seeds = [check_whole("a seed", seed, 0) for seed in seeds]
     tasks = [(name, seed) for name in runs for seed in seeds]
     cores = os.cpu_count() or 1
     on_cpu = pick_device(config.device).type == "cpu"
@@ -111,7 +116,13 @@ def train_all(
             )
             for i, (name, seed) in enumerate(tasks)
         }
-        marks = {task: future.result() for task, future in waiting.items()}
+        try:
+            marks = {task: future.result() for task, future in waiting.items()}
+        except BrokenProcessPool as error:
+            raise InputError(
+                "a training process was killed (out of memory?): run again, it continues from its "
+                "last checkpoint, or ask for jobs=1"
+            ) from error
     trained = {}
     for task, mark in marks.items():
         trained[task] = load_checkpoint(run_folder(out, *task) / "final", device=config.device)

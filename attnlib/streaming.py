@@ -6,8 +6,8 @@ import numpy as np
 import torch
 import xarray as xr
 
-from .errors import InputError
-from .fields import count_layers, iter_fields
+from .errors import InputError, check_whole
+from .fields import check_windows, count_layers, iter_fields
 from .gram import all_lags, label_gram, lag_window, scale_coords
 from .wavelet import OMEGA0
 
@@ -64,7 +64,10 @@ def stream_gram(
     from tqdm import tqdm
 
     there = count_layers(model)
-    layers = list(range(1, there + 1)) if layers is None else [int(n) for n in layers]
+    check_windows(tokens)
+    layers = list(range(1, there + 1)) if layers is None else list(layers)
+    layers = [check_whole("a layer", n) for n in layers]
+    check_whole("memory", memory)
     if not layers or len(set(layers)) < len(layers) or not set(layers) <= set(range(1, there + 1)):
         raise InputError(f"layers are different numbers from 1 to {there}, not {layers}")
     coords = scale_coords(scales, omega0)

@@ -37,7 +37,7 @@ def text_counts(texts: Sequence[str]) -> xr.DataArray:
         ``(count, snapshot)``: line breaks, capital letters, spaces, punctuation, distinct
         characters, and trigrams that occurred before in the same text.
     """
-    if not len(texts) or not all(isinstance(t, str) for t in texts):
+    if isinstance(texts, str) or not len(texts) or not all(isinstance(t, str) for t in texts):
         raise InputError("texts are one or more strings")
     table = [[count(text) for text in texts] for count in COUNTS.values()]
     return xr.DataArray(np.array(table), {"count": list(COUNTS)}, ("count", "snapshot"))

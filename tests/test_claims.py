@@ -50,7 +50,7 @@ def test_the_ledger_gathers_results_in_its_own_order(tmp_path):
         ("A2", "10", "b"),
         ("A12", "10", "a"),
     ]
-    assert claim_table(rows).splitlines()[0].endswith("| notebook |")
+    assert claim_table(rows).splitlines()[0].endswith("| in |")
 
 
 def test_a_missing_notebook_is_named(tmp_path):

@@ -123,3 +123,9 @@ def test_heads_may_differ_by_layer():
         GPTConfig(n_layer=3, n_head=(1, 3), head_size=8)
     with pytest.raises(InputError, match="n_head is a positive whole number"):
         GPTConfig(n_layer=2, n_head=(0, 3), head_size=8)
+
+
+@pytest.mark.parametrize("size", [0, -4, True, 2.5, (2, "a")])
+def test_impossible_head_sizes(size):
+    with pytest.raises(InputError, match="head_size"):
+        GPTConfig(n_layer=2, head_size=size)

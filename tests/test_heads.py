@@ -342,3 +342,9 @@ def test_impossible_shares():
     for weights in ([1, 0], [1, -1], [1, np.nan], [[1, 2]], 3):
         with pytest.raises(InputError, match="one positive number a layer"):
             share_heads(weights, 4)
+
+
+@pytest.mark.parametrize("total", [2.5, np.nan, "a", True, 0])
+def test_a_total_of_heads_is_a_whole_number(total):
+    with pytest.raises(InputError, match="total is a whole number"):
+        share_heads([1, 2], total)

@@ -98,9 +98,9 @@ def test_heads_and_repeatability(make_fields):
     ("options", "message"),
     [
         ({"n_modes": 6}, "between 1 and the 5 lags"),
-        ({"n_modes": 0}, "between 1 and the 5 lags"),
+        ({"n_modes": 0}, "n_modes is a whole number"),
         ({"max_lag": 10}, "lags up to 9"),
-        ({"n_splits": 0}, "n_splits is at least 1"),
+        ({"n_splits": 0}, "n_splits is a whole number"),
     ],
 )
 def test_impossible_row_modes(make_fields, options, message):
@@ -157,3 +157,9 @@ def test_features_in_a_range_and_in_bulk():
             profile_features(both, low, high)
     with pytest.raises(InputError, match="fraction"):
         profile_features(both, 3, 17, fraction=0)
+
+
+def test_rows_that_do_not_vary_have_no_modes(make_fields):
+    same = make_fields(n=1, t=12).isel(snapshot=[0] * 8)
+    with pytest.raises(InputError, match="vary in 0 directions"):
+        row_modes(same, 2)

@@ -79,3 +79,19 @@ def test_the_published_reading_does_not_find_it():
 def test_a_pattern_outside_the_window_is_refused():
     with pytest.raises(InputError, match="between 0 and 31"):
         planted_fields(t=32, lag=32)
+
+
+def test_surrogates_of_fields_that_look_ahead_are_refused(make_fields):
+    both = make_fields() + make_fields().transpose("layer", "snapshot", "key", "query").values
+    with pytest.raises(InputError, match="after the query"):
+        phase_randomized(both)
+    one = torch.from_numpy(make_fields().values[0])
+    assert phase_randomized(one).shape == one.shape
+
+
+@pytest.mark.parametrize(
+    "options", [{"n": 0}, {"t": 20.0}, {"spread": 0.0}, {"decay": np.nan}, {"noise": -1.0}]
+)
+def test_impossible_planted_fields(options):
+    with pytest.raises(InputError):
+        planted_fields(**{"n": 5, "t": 32, **options})

@@ -184,3 +184,12 @@ def test_the_bracket_holds_what_more_documents_show(rank):
     assert predicted["low"].item() - 1 <= measured <= predicted["high"].item() + 1
     with pytest.raises(InputError, match="larger N"):
         extrapolate_rank(curves, 160)
+
+
+@pytest.mark.parametrize(
+    "statistic", [lambda v: v[:, :3], lambda v: 1.0, lambda v: {}, lambda v: {"a": v}]
+)
+def test_a_statistic_gives_one_number_a_spectrum(make_fields, statistic):
+    gram = scale_gram(make_fields(), [np.inf])
+    with pytest.raises(InputError, match="the statistic gave"):
+        bootstrap(gram, statistic, 20)

@@ -42,9 +42,9 @@ def test_chunks_do_not_matter(tiny_model, tokens, monkeypatch):
     np.testing.assert_allclose(stream_gram(tiny_model(), tokens, [2.0, np.inf]), whole, rtol=1e-9)
 
 
-@pytest.mark.parametrize("layers", [[0], [1, 1], [3], []])
+@pytest.mark.parametrize("layers", [[0], [1, 1], [3], [], [1.7], [True]])
 def test_layers_that_are_not_there(tiny_model, tokens, layers):
-    with pytest.raises(InputError, match="numbers from 1 to 2"):
+    with pytest.raises(InputError, match="numbers from 1 to 2|a layer is a whole number"):
         stream_gram(tiny_model(), tokens, layers=layers)
 
 

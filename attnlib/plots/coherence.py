@@ -32,7 +32,8 @@ def coherence_maps(result: xr.Dataset, top: float | None = None):
         top = 1.0 if top is None else top
     else:
         found = result["significant"]
-        top = float(free.quantile(0.995)) if top is None else top
+        if top is None:
+            top = float(free.quantile(0.995)) if free.notnull().any() else 1.0
     top = top if np.isfinite(top) and top > 0 else 1.0
     panels = [(layer, scale) for layer in layers for scale in scales]
     for axis, (layer, scale) in zip(axes.flat, panels, strict=False):
