@@ -44,7 +44,7 @@ def test_chunks_do_not_matter(tiny_model, tokens, monkeypatch):
 
 @pytest.mark.parametrize("layers", [[0], [1, 1], [3], [], [1.7], [True]])
 def test_layers_that_are_not_there(tiny_model, tokens, layers):
-    with pytest.raises(InputError, match="numbers from 1 to 2|a layer is a whole number"):
+    with pytest.raises(InputError, match=r"numbers from 1 to 2|a layer is a whole number"):
         stream_gram(tiny_model(), tokens, layers=layers)
 
 
