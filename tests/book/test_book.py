@@ -91,7 +91,7 @@ def test_links_inside_the_book_lead_somewhere(pages, html):
 def test_notebooks_show_pictures_and_findings_without_noise(pages, name):
     page = pages[name]
     words = "".join(page.words)
-    assert page.images >= 2
+    assert page.images >= 1
     for wanted in (
         "Question.",
         "What the paper says",
