@@ -98,7 +98,9 @@ def test_notebooks_show_pictures_and_findings_without_noise(pages, name):
         "What we found",
         "What would change our mind",
     ):
-        assert wanted in words or (wanted == "What the paper says" and "02_" in name), wanted
+        # One chapter tests no claim, and the ledger only gathers what the others found.
+        there = "20_" in name or ("02_" in name and wanted == "What the paper says")
+        assert wanted in words or there, wanted
     for noise in ("tok/s", "cell/s", "it/s]", "%|", "Traceback", "Warning:"):
         assert noise not in words, noise
     assert not re.search(r"\{(cite|eq|doc|func)", words)  # no role left unrendered
