@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .attention import measure_attention
-from .book import measure_book
+from .book import WHOLE, measure_book
 from .fields import N, T, measure_fields, measure_floor
 from .multiscale import measure_published
 from .peers import measure_pod, measure_transforms
@@ -76,19 +77,24 @@ def write(figures: dict) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__.split("\n")[0])
     parser.add_argument("--streaming", action="store_true", help="also stream a large ensemble")
-    parser.add_argument("--book", action="store_true", help="also time make book and make test")
+    parser.add_argument(
+        "--book", nargs="*", choices=WHOLE, help="also time make book and make test, or some of it"
+    )
     parser.add_argument(
         "--only", action="append", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}"
     )
     arguments = parser.parse_args()
-    asked = {key for key in ON_REQUEST if getattr(arguments, key)}
+    asked = {key for key in ON_REQUEST if getattr(arguments, key) not in (None, False)}
     wanted = arguments.only or [key for key in PARTS if key not in ON_REQUEST or key in asked]
     figures = json.loads(FIGURES.read_text()) if FIGURES.is_file() else {}
     for key in wanted:
         part = PARTS[key]
         print(f"{part.title} ...", file=sys.stderr)
+        measure = part.measure
+        if key == "book":
+            measure = functools.partial(measure, arguments.book or WHOLE)
         today = datetime.date.today().isoformat()
-        figures[key] = {"machine": machine(part.peers), "date": today, "rows": part.measure()}
+        figures[key] = {"machine": machine(part.peers), "date": today, "rows": measure()}
         write(figures)
         for one in figures[key]["rows"]:
             print(f"  {one['what']}: {one['figure']}")

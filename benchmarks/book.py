@@ -6,25 +6,27 @@ import shutil
 
 from .timing import ROOT, timed_command
 
+WHOLE = ("smoke", "quick", "test")
 
-def measure_book() -> list[dict]:
-    """``make book`` at two presets, twice each, and ``make test``."""
+
+def measure_book(what=WHOLE) -> list[dict]:
+    """``make book`` at two presets, twice each, and ``make test``; or some of it."""
     rows = []
-    for preset in ("smoke", "quick"):
-        for made in ("results", "build/book", "build/stage"):
-            shutil.rmtree(ROOT / made / preset, ignore_errors=True)
+    for preset in [w for w in WHOLE[:2] if w in what]:
+        clean(preset)
         for when in ("from clean results", "again, nothing changed"):
             took, peak = timed_command(["make", "book", f"PRESET={preset}"])
-            rows.append(
-                {
-                    "what": f"`make book` at `{preset}`, {when}",
-                    "figure": f"{took:.0f} s, peak memory {peak:.1f} GiB",
-                }
-            )
-    for made in ("results/smoke", "build/book/smoke", "build/stage/smoke"):
-        shutil.rmtree(ROOT / made, ignore_errors=True)
-    took, peak = timed_command(["make", "test"])
-    rows.append(
-        {"what": "`make test`, from clean results", "figure": f"{took:.0f} s, peak {peak:.1f} GiB"}
-    )
+            figure = f"{took:.0f} s, peak memory {peak:.1f} GiB"
+            rows.append({"what": f"`make book` at `{preset}`, {when}", "figure": figure})
+    if "test" in what:
+        clean("smoke")
+        took, peak = timed_command(["make", "test"])
+        figure = f"{took:.0f} s, peak memory {peak:.1f} GiB"
+        rows.append({"what": "`make test`, from clean results", "figure": figure})
     return rows
+
+
+def clean(preset: str) -> None:
+    """Remove what a preset made: results, trained models, pages."""
+    for made in ("results", "build/book", "build/stage"):
+        shutil.rmtree(ROOT / made / preset, ignore_errors=True)
