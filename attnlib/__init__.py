@@ -72,6 +72,7 @@ ROOMS = {
     "runs": [
         "by_model",
         "by_run",
+        "every_run",
         "held_out_windows",
         "load_runs",
         "run_recipe",

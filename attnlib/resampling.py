@@ -54,7 +54,7 @@ def bootstrap(
 
     The level is approximate. In simulated ensembles of high dimension the intervals of ranks were
     several times too wide, those of exponents and leading shares about right to twice too wide,
-    and those of the participation ratio of steep spectra too narrow (about 80% at a nominal 95%);
+    and those of the participation ratio of steep spectra clearly too narrow;
     differences between ensembles on the same documents (:func:`contrast`) came closest.
 
     Parameters

@@ -187,16 +187,39 @@ def load_runs(
             f"notebook 01 trained {', '.join(there)} with seeds {seeds}, not "
             f"{', '.join(names)} with seed {training_seed}"
         )
-    models = {}
-    for name in names:
-        folder = run_folder(results / "models", name, training_seed)
-        model, meta = load_checkpoint(folder / "final", device=device)
-        mark = trained["fingerprint"].sel(model=name, seed=training_seed).item()
-        if meta["fingerprint"] != mark:
-            raise InputError(f"the checkpoint of {name} is of another run: run notebook 01 again")
-        models[name] = model
-    tokens = held_out_windows(results, n_snapshots, model.config.context, seed=seed)
-    return models, tokens, meta["corpus_hash"]
+    models = {n: _trained_model(results, trained, n, training_seed, device) for n in names}
+    context = models[names[0]].config.context
+    tokens = held_out_windows(results, n_snapshots, context, seed=seed)
+    return models, tokens, trained.attrs["corpus_hash"]
+
+
+def every_run(results, *, names=(), device: str = "auto") -> dict[tuple[str, int], GPT]:
+    """All trainings of notebook 01, of every seed.
+
+    Parameters
+    ----------
+    results, names, device
+        As in :func:`load_runs`, which raises the same errors.
+
+    Returns
+    -------
+    dict
+        (Name, seed) to the model, the first seed's models first.
+    """
+    results = Path(results)
+    trained = load(results / FIRST)
+    names = list(names) or [str(m) for m in trained["model"].values]
+    seeds = [int(s) for s in trained["seed"].values]
+    return {(n, s): _trained_model(results, trained, n, s, device) for s in seeds for n in names}
+
+
+def _trained_model(results: Path, trained, name: str, seed: int, device: str) -> GPT:
+    """One model of notebook 01, if its checkpoint is the one that the results speak of."""
+    folder = run_folder(results / "models", name, seed) / "final"
+    model, meta = load_checkpoint(folder, device=device)
+    if meta["fingerprint"] != trained["fingerprint"].sel(model=name, seed=seed).item():
+        raise InputError(f"the checkpoint of {name} is of another run: run notebook 01 again")
+    return model
 
 
 def held_out_windows(results, n: int, length: int, *, seed: int = 0, part: str = "validation"):

@@ -2,7 +2,7 @@
 
 ``python -m benchmarks`` measures the functions, and compares them with the peers that are
 installed. Some parts are asked for: ``--streaming`` (minutes), and ``--book``, the whole of
-``make book`` and ``make test`` from clean results (a quarter of an hour). ``--only PART`` runs one.
+``make book`` and ``make test`` from clean results (half an hour). ``--only PART`` runs one.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from .modes import (
     eigenvalue_panels,
     eigenvalue_spectra,
     mode_maps,
-    mode_profiles,
     reconstruction_error,
     stability_curves,
 )
@@ -53,7 +52,6 @@ __all__ = [
     "loss_by_prefix",
     "loss_curves",
     "mode_maps",
-    "mode_profiles",
     "pruning_curves",
     "rank_against_worth",
     "rank_curves",

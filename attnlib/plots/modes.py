@@ -35,24 +35,6 @@ def mode_maps(modes: xr.DataArray):
     return figure
 
 
-def mode_profiles(profiles: xr.DataArray, max_lag: int | None = None):
-    """Lag profiles of the leading modes, one panel a layer: (layer, mode, lag)."""
-    n = profiles.sizes["layer"]
-    figure, axes = grid(n, 3, width=2.7, height=2.0, sharex=True)
-    some = profiles if max_lag is None else profiles.sel(lag=slice(0, max_lag))
-    for axis, layer in zip(axes.flat, some["layer"].values, strict=False):
-        for color, style, k in zip(
-            MODEL_COLORS, (*LINE_STYLES, "-"), some["mode"].values, strict=False
-        ):
-            one = some.sel(layer=layer, mode=k)
-            axis.plot(one["lag"], 1e3 * one, color=color, ls=style, lw=1.4, label=f"mode {k}")
-        axis.axhline(0, color="0.7", lw=0.8, zorder=0)
-        axis.set_title(f"layer {layer}")
-    edge_labels(axes, "lag (tokens)", "mode (10⁻³)", n)
-    axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    return figure
-
-
 def _by_scale(curves: xr.DataArray, along: str, xlabel: str, ylabel: str):
     """A panel a scale, a curve a layer, over the dimension `along`; returns figure and axes."""
     scales, layers = curves["scale"].values, curves["layer"].values

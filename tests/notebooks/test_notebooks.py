@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from attnlib import CLAIMS, VERDICTS, load, values_digest
+from attnlib import CLAIMS, VERDICTS, InputError, every_run, load, load_runs, values_digest
 from attnlib.runner import notebook_names, preset_parameters, run_notebook
 
 # The others are blank outside cones, where there is no fit, or for a seed that was not trained.
@@ -201,8 +201,6 @@ def test_the_same_command_gives_the_same_values(smoke, tmp_path, monkeypatch, na
 
 
 def test_a_notebook_without_its_inputs_says_what_to_run(tmp_path):
-    from attnlib import InputError
-
     with pytest.raises(InputError, match="run the notebook 01_data_and_models first"):
         run_notebook("04", out=tmp_path, preset="smoke", progress=False)
 
@@ -214,3 +212,13 @@ def test_a_run_on_a_text_of_ones_own(tmp_path):
     run_notebook("01", parameters, tmp_path, preset="smoke", progress=False)
     run_notebook("02", {"n_snapshots": 4}, tmp_path, preset="smoke", progress=False)
     assert load(tmp_path / "02_the_attention_field.nc").sizes["layer"] == 6
+
+
+def test_every_training_is_found_again(smoke):
+    runs = every_run(smoke, device="cpu")
+    assert set(runs) == {(n, s) for n in ("BASE", "EGA-1", "EGA-2", "EGA-C") for s in (0, 1)}
+    models, _, _ = load_runs(smoke, 3, training_seed=1, names=["EGA-C"], device="cpu")
+    for a, b in zip(models["EGA-C"].parameters(), runs["EGA-C", 1].parameters(), strict=True):
+        assert (a == b).all()
+    with pytest.raises(InputError, match="not a checkpoint"):
+        every_run(smoke, names=["EGA-9"], device="cpu")
