@@ -48,9 +48,10 @@ ROOMS = {
     ],
     "fetch": ["data_folder"],
     "fields": ["attention_fields", "iter_fields"],
+    "filters": ["lag_window"],
     "gpt": ["GPT", "GPTConfig"],
     "graph": [],
-    "gram": ["lag_gram", "lag_window", "scale_gram"],
+    "gram": ["lag_gram", "scale_gram"],
     "heads": [
         "head_overlap",
         "pruning_curve",
@@ -58,6 +59,7 @@ ROOMS = {
         "share_heads",
         "without_heads",
     ],
+    "inference": ["early_and_late", "rank_correlation", "trainings_interval", "within_slope"],
     "lagmodes": ["profile_features", "row_modes"],
     "nulls": [
         "phase_randomized",
@@ -89,12 +91,13 @@ ROOMS = {
         "red_noise",
         "resampled_power",
     ],
+    "scalogram": ["scalogram"],
     "stability": ["half_modes", "split_half"],
     "store": ["load", "provenance", "save", "values_digest"],
     "streaming": ["stream_gram"],
     "texts": ["count_correlations", "strongest_rows", "text_counts", "token_share"],
     "training": ["TrainConfig", "train"],
-    "wavelet": ["morlet_cwt", "period_to_scale", "scale_grid", "scale_to_period", "scalogram"],
+    "wavelet": ["morlet_cwt", "period_to_scale", "scale_grid", "scale_to_period"],
 }
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(

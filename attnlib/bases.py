@@ -53,6 +53,13 @@ def projection_error(fluctuation, basis):
         )
     if not {d for d in basis.dims if d not in ("mode", "query", "key")} <= set(lead):
         raise InputError(f"the basis has dimensions {basis.dims} that the fluctuation has not")
+    for d in set(basis.dims) & set(lead):
+        if basis.sizes[d] != fluctuation.sizes[d] or (
+            d in basis.coords
+            and d in fluctuation.coords
+            and not np.array_equal(basis[d].values, fluctuation[d].values)
+        ):
+            raise InputError(f"fluctuation and basis have different values along {d}: select alike")
     u = fluctuation.transpose(*lead, "snapshot", "query", "key")
     shape = tuple(u.sizes[d] for d in lead)
     errors = []

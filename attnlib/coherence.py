@@ -14,16 +14,9 @@ import torch
 import xarray as xr
 
 from .ensemble import check_convention, ensemble_size, lag_rows, map_fields, stack_leading
-from .errors import InputError
-from .wavelet import (
-    FOLD,
-    OMEGA0,
-    check_scales,
-    rows_with_lag,
-    scale_to_period,
-    unit_variance,
-    wavelet_hat,
-)
+from .errors import InputError, check_whole
+from .scalogram import per_rms, rows_with_lag
+from .wavelet import FOLD, OMEGA0, check_scales, scale_to_period, wavelet_hat
 
 CHUNK_BYTES = 2**28
 CONVENTIONS = ("causal", "published")
@@ -135,7 +128,7 @@ def coherence(
     reach = np.ceil(FOLD * scales).astype(int)
     _check(scales, reach, t, convention, n_permutations, level, footprint_level)
     published = convention == "published"
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(check_whole("seed", seed, 0))
     orders = np.stack([np.arange(n), *(rng.permutation(n) for _ in range(n_permutations))])
     orders = torch.from_numpy(orders)  # (1 + P, N); the first is the data as they are
     psi = [_wavelets(t, a, omega0, published) for a in scales]  # each (b, tau)
@@ -154,7 +147,8 @@ def coherence(
             x, _ = lag_rows(field - field.mean(0))
             x = x / x.abs().max().clamp(min=torch.finfo(x.dtype).tiny)  # squares underflow
             if standardize:
-                x = unit_variance(x, rows_with_lag(t, convention).to(x))
+                count = rows_with_lag(t, convention).to(x)
+                x = x * per_rms(x.square().sum((0, 1)) / (n * count))
             maps = [
                 _causal_maps(x, p, int(r), w, footprint_level, orders, level)
                 for p, r, w in zip(psi, reach, white, strict=True)

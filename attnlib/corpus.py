@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .errors import InputError
+from .errors import InputError, check_whole
 from .fetch import Package, Resource, fetch
 
 TRAIN_FRACTION = 0.9
@@ -262,11 +262,8 @@ def windows(tokens: torch.Tensor, n: int, length: int, seed: int = 0) -> torch.T
     InputError
         The text is too short for `n` disjoint windows.
     """
-    if n < 1 or length < 2 or seed < 0:
-        raise InputError(
-            f"windows need n >= 1, length >= 2 and seed >= 0, not n={n}, length={length}, "
-            f"seed={seed}"
-        )
+    for name, value, least in (("n", n, 1), ("length", length, 2), ("seed", seed, 0)):
+        check_whole(f"{name} of windows", value, least)
     cells = len(tokens) // length
     if cells < n:
         raise InputError(

@@ -6,6 +6,8 @@ import torch
 
 from .errors import InputError
 
+PRECISIONS = ("auto", "float32", "bfloat16")
+
 
 def pick_device(name: str = "auto") -> torch.device:
     """A torch device by name.
@@ -37,5 +39,7 @@ def pick_device(name: str = "auto") -> torch.device:
 
 def autocast(device: torch.device, precision: str):
     """Autocast to bfloat16, or not: ``"auto"`` does so on a GPU alone."""
+    if precision not in PRECISIONS:
+        raise InputError(f"precision is one of {PRECISIONS}, not {precision!r}")
     wide = precision == "float32" or (precision == "auto" and device.type != "cuda")
     return torch.autocast(device.type, torch.bfloat16, enabled=not wide)

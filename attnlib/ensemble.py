@@ -190,16 +190,25 @@ def check_convention(fields: torch.Tensor, convention: str) -> None:
     """Refuse an unknown convention, and the causal one for fields that look ahead."""
     if convention not in CONVENTIONS:
         raise InputError(f"convention is one of {CONVENTIONS}, not {convention!r}")
-    if convention == "causal":
-        ahead = 0.0
-        for i in range(0, fields.shape[-1], 16):  # a few queries at a time, and the keys after
-            some = fields[:, i : i + 16, i:].triu(1)
-            ahead += float(some.abs_().sum(dtype=torch.float64))
-        if ahead and ahead > 1e-6 * sum(float(f.abs().sum(dtype=torch.float64)) for f in fields):
+    if convention == "causal" and _looks_ahead(fields):
+        ahead, total = 0.0, 0.0
+        for field in fields:
+            ahead += float(field.triu(1).abs().sum(dtype=torch.float64))
+            total += float(field.abs().sum(dtype=torch.float64))
+        if ahead > 1e-6 * total:
             raise InputError(
                 "these fields have weight on keys after the query (a bidirectional model?), which "
                 "convention='causal' would drop: use convention='signed'"
             )
+
+
+def _looks_ahead(fields: torch.Tensor, step: int = 32) -> bool:
+    """Is any entry after the query not 0? Some queries at a time, and no copy of the fields."""
+    for i in range(0, fields.shape[-1], step):
+        near, far = fields[:, i : i + step, i : i + step], fields[:, i : i + step, i + step :]
+        if near.triu(1).any() or (far.numel() and any(x != 0 for x in far.aminmax())):
+            return True
+    return False
 
 
 def lag_rows(fields: torch.Tensor, convention: str = "causal") -> tuple[torch.Tensor, np.ndarray]:
@@ -226,21 +235,26 @@ def lag_rows(fields: torch.Tensor, convention: str = "causal") -> tuple[torch.Te
     """
     if convention not in CONVENTIONS:
         raise InputError(f"convention is one of {CONVENTIONS}, not {convention!r}")
-    t = fields.shape[-1]
-    if convention == "causal":  # row by row is faster than by a table of indices
-        rows = torch.zeros_like(fields)
-        for i in range(t):
-            rows[:, i, : i + 1] = fields[:, i, : i + 1].flip(-1)
-        return rows, np.arange(t)
-    lag = np.arange(-(t - 1), t) if convention == "signed" else np.arange(t)
-    query = torch.arange(t, device=fields.device)[:, None]
-    shift = torch.from_numpy(lag).to(fields.device)[None, :]
-    key = query + shift if convention == "published" else query - shift  # (T, L)
-    inside = (key >= 0) & (key < t)
+    n, t, _ = fields.shape
+    lag = np.arange(1 - t, t) if convention == "signed" else np.arange(t)
+    rows = fields.new_zeros(n, t, len(lag))
+    for i in range(t):
+        row = row_by_lag(fields[:, i], i, convention)
+        rows[:, i, : row.shape[1]] = row
+    return rows, lag
+
+
+def row_by_lag(row: torch.Tensor, query: int, convention: str) -> torch.Tensor:
+    """One row of a field ``(N, T)`` as a function of the lag ``(N, L)``; see :func:`lag_rows`.
+
+    Of a causal row only the ``query + 1`` lags that it has.
+    """
+    t = row.shape[-1]
+    if convention == "causal":
+        return row[:, : query + 1].flip(-1)
     if convention == "published":
-        inside = torch.ones_like(inside)
-    index = key.clamp(0, t - 1).expand(len(fields), -1, -1)
-    return fields.gather(2, index) * inside, lag
+        return torch.cat([row[:, query:], row[:, -1:].expand(-1, query)], 1)
+    return torch.nn.functional.pad(row.flip(-1), (query, t - 1 - query))
 
 
 def lag_mean(field: xr.DataArray) -> xr.DataArray:

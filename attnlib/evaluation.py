@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from .device import autocast
-from .errors import InputError
+from .errors import InputError, check_whole, check_windows
 
 
 def position_losses(
@@ -27,7 +27,13 @@ def position_losses(
     -------
     torch.Tensor
         ``(n, T)`` float64 on the CPU, nats: column `i` scores token `i + 1`.
+
+    Raises
+    ------
+    InputError
+        Tokens that are no windows, are not of the model's vocabulary, or longer than its context.
     """
+    _check_scored(model, tokens)
     device = next(model.parameters()).device
     was_training, losses = model.training, []
     model.eval()
@@ -39,6 +45,12 @@ def position_losses(
             losses.append(nats.cpu())
     model.train(was_training)
     return torch.cat(losses).double()
+
+
+def _check_scored(model, tokens) -> None:
+    """Windows ``(n, T + 1)`` whose last token is scored and never seen."""
+    config = model.config
+    check_windows(tokens, config.context, extra=1, least=1, vocab=config.vocab_size)
 
 
 def window_losses(model, tokens: torch.Tensor, **options) -> torch.Tensor:
@@ -72,13 +84,15 @@ def prefix_losses(
     torch.Tensor
         ``(n, len(lengths))`` float64 on the CPU, nats: of token `length` given those before it.
     """
+    _check_scored(model, tokens)
+    lengths = [check_whole("a prefix length", length) for length in lengths]
+    if not lengths or max(lengths) >= tokens.shape[1]:
+        raise InputError(f"prefix lengths lie between 1 and {tokens.shape[1] - 1}")
     device = next(model.parameters()).device
     was_training, columns = model.training, []
     model.eval()
     with torch.no_grad(), autocast(device, precision):
         for length in lengths:
-            if not 1 <= length < tokens.shape[1]:
-                raise InputError(f"prefix lengths lie between 1 and {tokens.shape[1] - 1}")
             parts = []
             for block in tokens.split(batch_size):
                 block = block.to(device)
@@ -105,8 +119,7 @@ def evaluate(
         ``loss`` (mean cross-entropy, nats per token), ``loss_se`` (standard error over windows),
         ``perplexity`` and ``perplexity_se`` (delta method), ``n`` windows.
     """
-    if len(tokens) < 3:
-        raise InputError(f"{len(tokens)} windows give no standard error: take 3 or more")
+    check_windows(tokens)  # of one or two there is no standard error
     losses = window_losses(model, tokens, batch_size=batch_size, precision=precision)
     loss, se = float(losses.mean()), float(losses.std() / math.sqrt(len(losses)))
     perplexity = math.exp(loss)
@@ -133,6 +146,7 @@ def look_ahead(model, tokens: torch.Tensor) -> float:
     float
         Exactly 0 for a causal model.
     """
+    check_windows(tokens, model.config.context, least=1, vocab=model.config.vocab_size)
     device = next(model.parameters()).device
     tokens = tokens.to(device)
     changed = tokens.clone()

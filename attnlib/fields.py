@@ -10,28 +10,9 @@ import xarray as xr
 
 from .device import pick_device
 from .ensemble import check_finite
-from .errors import InputError, check_whole
+from .errors import InputError, check_whole, check_windows
 
 BLOCK_BYTES = 256 * 2**20
-
-
-def check_windows(tokens, context: int | None = None) -> None:
-    """Refuse what is not an ensemble of document windows ``(N, T)`` of whole numbers."""
-    if not isinstance(tokens, torch.Tensor):
-        raise InputError(f"tokens are a tensor (snapshot, position), not {type(tokens).__name__}")
-    if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
-        raise InputError(
-            f"tokens are whole numbers of shape (snapshot, position), not {tokens.dtype} of shape "
-            f"{tuple(tokens.shape)}"
-        )
-    if len(tokens) < 3:
-        raise InputError(
-            f"{len(tokens)} snapshot(s): an ensemble needs at least 3; take more document windows"
-        )
-    if context is not None and tokens.shape[1] > context:
-        raise InputError(
-            f"windows of {tokens.shape[1]} tokens are longer than the model's context of {context}"
-        )
 
 
 class _OurModel:
@@ -172,7 +153,7 @@ def iter_fields(
     """
     reader = _reader(model)
     _check_heads(reader, heads)
-    check_windows(tokens, reader.context)
+    check_windows(tokens, reader.context, vocab=getattr(model.config, "vocab_size", None))
     where = pick_device(device) if device else next(model.parameters()).device
     model = model.to(where)
     if attention_mask is not None and attention_mask.shape != tokens.shape:
@@ -243,7 +224,7 @@ def attention_fields(
 
     reader = _reader(model)
     _check_heads(reader, heads)
-    check_windows(tokens, reader.context)
+    check_windows(tokens, reader.context, vocab=getattr(model.config, "vocab_size", None))
     n, t = tokens.shape
     kept = (reader.n_head,) if heads == "all" else ()
     values = np.empty((reader.n_layer, *kept, n, t, t), dtype=np.float32)

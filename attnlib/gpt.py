@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .attention import NORMALIZE_OVER, EnergyGatedAttention, SoftmaxAttention
-from .errors import InputError
+from .errors import InputError, check_whole
 
 ATTENTION_KINDS = ("softmax", "ega-1", "ega-2", "ega-c")
 EGA_C_FILTERS = (3, 7, 15, 31)
@@ -158,7 +158,7 @@ class GPT(nn.Module):
             self.dropout = nn.Dropout(config.dropout)
             self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
             self.norm = nn.LayerNorm(config.d_model) if config.norm else nn.Identity()
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(check_whole("seed", seed, 0))
         residual = config.init_std if config.residual_std is None else config.residual_std
         for name, module in self.named_modules():
             if isinstance(module, (nn.Linear, nn.Embedding, nn.Conv1d)):
@@ -225,7 +225,7 @@ class GPT(nn.Module):
         seed: int = 0,
     ) -> torch.Tensor:
         """Continue ``tokens`` ``(T,)`` by `n_new` sampled tokens; returns ``(T + n_new,)``."""
-        generator = torch.Generator(device=tokens.device).manual_seed(seed)
+        generator = torch.Generator(device=tokens.device).manual_seed(check_whole("seed", seed, 0))
         was_training = self.training
         self.eval()
         for _ in range(n_new):

@@ -17,120 +17,53 @@ import xarray as xr
 
 from .ensemble import check_convention, ensemble_size, map_fields, stack_leading
 from .errors import InputError
-from .wavelet import OMEGA0, scale_to_period
+from .filters import all_lags, lag_window, scale_coords
+from .wavelet import OMEGA0
 
-CENTERS = ("period", "scale", "zero")
 GRAM_ONLY = ("rounding", "snapshot", "snapshot_")  # coordinates that results leave behind
 BLOCK_BYTES = 4 * 2**20
+GRAM_BYTES = 16 * 2**20
 
 
-def lag_window(
-    lag,
-    scale,
-    width: float = 0.5,
-    center: str = "period",
-    omega0: float = OMEGA0,
-    *,
-    bank: bool = False,
-) -> np.ndarray:
-    """Gaussian window over the lag, w_a(lag) = exp(-(abs(lag) - c)^2 / (2 (width a)^2)).
-
-    Windows of several octaves leave gaps: lag 0, and all lags beyond the largest scale, are in
-    none of them. With ``bank=True`` the windows share out every lag instead: the first is open
-    towards lag 0, the last towards the longest lag, and each is divided by the sum of all. Then
-    the filtered fields of all scales add up to the field.
-
-    Parameters
-    ----------
-    lag : array-like
-        Lags, ``(L,)``.
-    scale : float or sequence of float
-        a, in tokens. An infinite scale gives w = 1: no filter (raw POD).
-    width : float
-        Standard deviation of the window in units of the scale.
-    center : {"period", "scale", "zero"}
-        c: the Fourier period of the wavelet at this scale (default), the scale, or 0. The last
-        with width 1 is the published window, a low-pass rather than a band.
-    omega0 : float
-        Of the wavelet, for its period.
-    bank : bool
-        Make the finite scales a filter bank, whose windows sum to 1 at every lag. An infinite
-        scale stands aside and stays unfiltered.
-
-    Returns
-    -------
-    numpy.ndarray
-        ``(S, L)`` float64, or ``(L,)`` for a single scale.
-
-    Raises
-    ------
-    InputError
-        A window that holds no lag at all, naming its scale; a bank with all centres at 0.
-    """
-    if bank and center == "zero":
-        raise InputError("a filter bank needs a centre for each band: center='period' or 'scale'")
-    if center not in CENTERS:
-        raise InputError(f"center is one of {CENTERS}, not {center!r}")
-    if not width > 0:
-        raise InputError(f"width is positive, not {width}")
-    lag = np.abs(np.asarray(lag, dtype=np.float64))
-    scales = np.atleast_1d(np.asarray(scale, dtype=np.float64))
-    if np.isnan(scales).any() or (scales <= 0).any():
-        raise InputError("scales are positive numbers (in tokens); infinity means no filter")
-    factor = {"period": scale_to_period(1.0, omega0), "scale": 1.0, "zero": 0.0}[center]
-    band = np.isfinite(scales)
-    centre, sigma = factor * scales[band, None], width * scales[band, None]
-    offset = lag - centre  # (bands, lag)
-    if bank and band.any():
-        first, last = scales[band].argmin(), scales[band].argmax()
-        offset[first] = offset[first].clip(min=0)
-        offset[last] = offset[last].clip(max=0)
-    exponent = -(offset**2) / (2 * sigma**2)
-    if bank and band.any():
-        exponent -= exponent.max(0)  # at least one band is 1, so the sum is safe far out
-    windows = np.ones((len(scales), len(lag)))
-    windows[band] = np.exp(exponent)
-    if bank and band.any():
-        windows[band] /= windows[band].sum(0)
-    empty = np.zeros(len(scales), bool)
-    empty[band] = (centre[:, 0] > lag.max()) | (windows[band].max(1) < 1e-3)
-    if empty.any():
-        a = scales[empty][0]
-        raise InputError(
-            f"scale {a:g} looks at lag {factor * a:g}, which these fields (lags up to "
-            f"{lag.max():g}) do not have, or its window is narrower than a token: choose "
-            "a smaller scale, longer windows of text, or a larger width"
-        )
-    return windows if np.ndim(scale) else windows[0]
-
-
-def all_lags(t: int, convention: str) -> np.ndarray:
-    """Every lag of a T x T field in a convention: 0 to T - 1, signed also -(T - 1) to -1."""
-    return np.arange(-(t - 1), t) if convention == "signed" else np.arange(t)
+def _copy_diagonals(field: torch.Tensor, lags: np.ndarray, convention: str, out) -> None:
+    """Fill ``out (N, lag, longest)`` with the field along the diagonal of each lag, then zeros."""
+    t = field.shape[-1]
+    reach, done = t - np.abs(lags), 0
+    if lags[0] >= 0:  # the entries that all of these diagonals have: one copy, better cached
+        done = int(reach[-1])
+        document, query, key = field.stride()
+        step, along = (key if convention == "published" else query), query + key
+        shape = (len(field), len(lags), done)
+        start = field.storage_offset() + int(lags[0]) * step
+        out[..., :done] = field.as_strided(shape, (document, step, along), start)
+    for k, lag in enumerate(lags):
+        offset = int(lag) if convention == "published" else -int(lag)
+        out[:, k, done : reach[k]] = field.diagonal(offset, 1, 2)[:, done:]
+        out[:, k, reach[k] :] = 0
 
 
 def _each_block(field: torch.Tensor, convention: str):
-    """Stream the field some lags at a time: ``(lags, energy, u (N, lag, longest))``.
+    """Stream the fluctuation some lags at a time: ``(lags, steady, u (N, lag, longest))``.
 
-    `lags` are indices, `energy` (lag,) is the mean over snapshots of the sum of squares of the
-    field itself. `u` is the fluctuation along the diagonal of each lag, float64, zero past its
-    end. (No row is repeated past its end here, in any convention: neither does the published
-    POD.) It is a buffer of at most 4 MiB, or one lag, which the next step overwrites.
+    `lags` are indices, `steady` (lag,) is the sum of squares of the mean field. `u` is the
+    fluctuation along the diagonal of each lag, float64, zero past its end. (No row is repeated
+    past its end here, in any convention: neither does the published POD.) It is a buffer of at
+    most 4 MiB, or one lag, which the next step overwrites.
     """
     n, t, _ = field.shape
     lags = all_lags(t, convention)
-    at_once = max(1, min(len(lags), BLOCK_BYTES // (8 * n * max(n, t))))
+    at_once = max(1, min(len(lags), BLOCK_BYTES // (8 * n * t)))
     buffer = torch.empty(at_once * n * t, dtype=torch.float64, device=field.device)
-    for start in range(0, len(lags), at_once):
-        index = np.arange(start, min(start + at_once, len(lags)))
-        reach = t - np.abs(lags[index])
-        u = buffer[: n * len(index) * reach.max()].view(n, len(index), reach.max()).zero_()
-        for k, lag in enumerate(lags[index]):
-            offset = int(lag) if convention == "published" else -int(lag)
-            u[:, k, : reach[k]] = field.diagonal(offset, 1, 2)
-        energy = torch.linalg.vector_norm(u, dim=(0, 2)).square() / n
-        u -= u.mean(0)
-        yield index, energy, u
+    ahead = int((lags < 0).sum())  # no block straddles lag 0
+    starts = [*range(0, ahead, at_once), *range(ahead, len(lags), at_once)]
+    for start, stop in zip(starts, [*starts[1:], len(lags)], strict=True):
+        some = lags[start:stop]
+        longest = t - int(np.abs(some).min())
+        u = buffer[: n * len(some) * longest].view(n, len(some), longest)
+        _copy_diagonals(field, some, convention, u)
+        mean = u.mean(0)
+        u -= mean
+        yield np.arange(start, stop), mean.square().sum(-1), u
 
 
 def lag_gram(fields, *, convention: str = "causal", device: str | None = None) -> xr.DataArray:
@@ -158,9 +91,10 @@ def lag_gram(fields, *, convention: str = "causal", device: str | None = None) -
         n, lags = len(field), all_lags(field.shape[-1], convention)
         gram = torch.empty(len(lags), n, n, dtype=torch.float64)
         energy = torch.empty(len(lags), dtype=torch.float64)
-        for index, e, u in _each_block(field, convention):
+        for index, steady, u in _each_block(field, convention):
             some = u.movedim(1, 0)  # (lag, N, longest)
-            gram[index], energy[index] = torch.bmm(some, some.mT).cpu(), e.cpu()
+            here = torch.bmm(some, some.mT)
+            gram[index], energy[index] = here.cpu(), _energy(here, steady).cpu()
         return gram, _rounding(field, energy)
 
     results, dims, coords = map_fields(fields, one, device)
@@ -174,14 +108,6 @@ def lag_gram(fields, *, convention: str = "causal", device: str | None = None) -
         name="gram",
         attrs={"convention": convention},
     )
-
-
-def scale_coords(scales, omega0) -> dict:
-    """The coordinate `scale` and with it `period`."""
-    scales = np.atleast_1d(np.asarray(scales, dtype=np.float64))
-    if scales.ndim != 1 or len(np.unique(scales)) != len(scales) or not len(scales):
-        raise InputError("scales are one or more different numbers")
-    return {"scale": scales, "period": ("scale", scale_to_period(scales, omega0))}
 
 
 def scale_gram(
@@ -260,6 +186,11 @@ def label_gram(results: list, dims, lead: dict, coords: dict, attrs: dict) -> xr
     )
 
 
+def _energy(gram: torch.Tensor, steady: torch.Tensor) -> torch.Tensor:
+    """Mean over snapshots of the field's sum of squares: fluctuation ``(..., N, N)`` and mean."""
+    return gram.diagonal(dim1=-2, dim2=-1).mean(-1) + steady
+
+
 def _rounding(field: torch.Tensor, energy: torch.Tensor) -> torch.Tensor:
     """Bound on eigenvalues of G / N that come from rounding the field to its own precision.
 
@@ -274,18 +205,29 @@ def gram_and_sums(field, windows, convention) -> tuple[torch.Tensor, ...]:
     check_convention(field, convention)
     n = len(field)
     total = torch.zeros(len(windows), n, n, dtype=torch.float64, device=field.device)
-    rounding, sums, gram = torch.zeros(len(windows)).to(total), [], None
-    for index, energy, u in _each_block(field, convention):
-        window = torch.from_numpy(windows[:, index]).to(u)  # (S, lag)
-        rounding += window**2 @ _rounding(field, energy)
+    squares = torch.from_numpy(windows**2).to(total)  # (S, L)
+    steady, sums, waiting = total.new_empty(squares.shape[1]), [], None
+    for index, steady[index], u in _each_block(field, convention):
         sums.append(u.sum(-1).T)
         if len(windows) == 1:  # one product over all pairs of the block, and no G(lag)
-            flat = u.mul_(window[0, :, None]).flatten(1)
+            flat = u.mul_(squares[0, index, None].sqrt()).flatten(1)
             total[0].addmm_(flat, flat.T)
             continue
-        if gram is None:
-            gram = u.new_empty(len(index), n, n)
+        if waiting is None:  # G(lag) of some blocks; adding them to every scale reads all of G_a
+            waiting = u.new_empty(max(len(index), GRAM_BYTES // (8 * n * n)), n, n)
+            first, last = 0, 0
+        elif index[-1] >= first + len(waiting):
+            _add_lags(total, squares[:, first:last], waiting)
+            first = index[0]
+        last = index[-1] + 1
         some = u.movedim(1, 0)  # (lag, N, longest)
-        some = torch.bmm(some, some.mT, out=gram[: len(index)])
-        total.view(-1, n * n).addmm_(window**2, some.flatten(1))  # (S, lag) (lag, N N)
-    return total, rounding, torch.cat(sums).T
+        torch.bmm(some, some.mT, out=waiting[index[0] - first : last - first])
+    if waiting is not None:
+        _add_lags(total, squares[:, first:last], waiting)
+    return total, _rounding(field, _energy(total, squares @ steady)), torch.cat(sums).T
+
+
+def _add_lags(total: torch.Tensor, squares: torch.Tensor, gram: torch.Tensor) -> None:
+    """Add the first L of the Grams ``(L or more, N, N)``, as weighted at each scale ``(S, L)``."""
+    gram = gram[: squares.shape[1]]
+    total.view(len(total), -1).addmm_(squares, gram.flatten(1))  # (S, lag) (lag, N N)

@@ -10,7 +10,7 @@ import torch
 import xarray as xr
 
 from .ensemble import as_fields, check_finite
-from .errors import InputError, check_whole
+from .errors import InputError, check_whole, check_windows
 from .evaluation import window_losses
 from .gpt import GPT
 
@@ -117,6 +117,7 @@ def _fills(model, layers, replace: str, reference) -> dict:
         return dict.fromkeys(layers)
     if reference is None:
         raise InputError("replace='mean' needs reference windows to take the mean over")
+    check_windows(reference, model.config.context, extra=1, least=1)
     sums = dict.fromkeys(layers, 0.0)
 
     def adder(layer):
@@ -207,8 +208,7 @@ def pruning_curve(
 def _harm(model, tokens, least: int, replace: str, precision: str):
     """Heads a layer, and the function of silent heads and some windows that gives the increase."""
     counts = _head_counts(model)
-    if tokens.dim() != 2 or len(tokens) < least:
-        raise InputError(f"{len(tokens)} windows (n, T + 1) give no standard error: take {least}")
+    check_windows(tokens, least=least)  # of fewer there is no standard error
     whole = window_losses(model, tokens, precision=precision).numpy()
     fills = _fills(model, range(1, len(counts) + 1), replace, tokens)
 

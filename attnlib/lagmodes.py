@@ -106,6 +106,8 @@ def _row_modes(field, n_modes, max_lag, n_splits, seed) -> tuple:
         raise InputError(f"windows of {t} tokens have lags up to {t - 1}: max_lag is not {most}")
     if not 1 <= n_modes <= most + 1:
         raise InputError(f"n_modes lies between 1 and the {most + 1} lags, not {n_modes}")
+    check_whole("n_splits", n_splits)
+    check_whole("seed", seed, 0)
     if n < 6:
         raise InputError(f"{n} documents are too few for halves: take at least 6")
     u = (field - field.mean(0)).contiguous()

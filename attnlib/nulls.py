@@ -10,7 +10,7 @@ import torch
 import xarray as xr
 
 from .ensemble import as_fields, check_convention, each_field
-from .errors import InputError, check_whole
+from .errors import InputError, check_whole, check_windows
 
 
 def shuffled_tokens(tokens: torch.Tensor, seed: int = 0) -> torch.Tensor:
@@ -27,9 +27,8 @@ def shuffled_tokens(tokens: torch.Tensor, seed: int = 0) -> torch.Tensor:
     torch.Tensor
         ``(N, T)``, each row a permutation of the given one.
     """
-    if tokens.dim() != 2:
-        raise InputError(f"tokens are (snapshot, position), not of shape {tuple(tokens.shape)}")
-    generator = torch.Generator().manual_seed(seed)
+    check_windows(tokens, least=1)
+    generator = torch.Generator().manual_seed(check_whole("seed", seed, 0))
     order = torch.rand(tokens.shape, generator=generator).argsort(1).to(tokens.device)
     return tokens.gather(1, order)
 

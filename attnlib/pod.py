@@ -8,16 +8,8 @@ import xarray as xr
 
 from .ensemble import ensemble_size, map_fields, stack_leading
 from .errors import InputError
-from .gram import (
-    GRAM_ONLY,
-    all_lags,
-    check_gram,
-    gram_and_sums,
-    label_gram,
-    lag_window,
-    scale_coords,
-    scale_gram,
-)
+from .filters import all_lags, lag_window, scale_coords
+from .gram import GRAM_ONLY, check_gram, gram_and_sums, label_gram, scale_gram
 from .wavelet import OMEGA0
 
 
@@ -237,7 +229,9 @@ def spectrum(gram: xr.DataArray) -> xr.DataArray:
     xarray.DataArray
         ``(..., scale, mode)``: the N - 1 that can differ from 0, descending, float64.
     """
-    values = np.linalg.eigvalsh(check_gram(gram).values)[..., :0:-1] / gram.sizes["snapshot"]
+    # By torch, as all else here: NumPy's threads would keep the cores busy after the call.
+    values = torch.linalg.eigvalsh(torch.from_numpy(check_gram(gram).values)).numpy()
+    values = values[..., :0:-1] / gram.sizes["snapshot"]
     coords = {k: v for k, v in gram.coords.items() if k not in GRAM_ONLY}
     return xr.DataArray(
         values.clip(min=0),

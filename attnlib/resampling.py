@@ -88,11 +88,11 @@ def bootstrap(
     Efron & Tibshirani 1993, chapters 6 and 10, for standard error and bias; the moved interval is
     ours.
     """
-    if n_resamples < 20 or not 0 < level < 1 or batch < 1 or seed < 0:
-        raise InputError(
-            "n_resamples is at least 20, level lies between 0 and 1, batch is at least 1, and "
-            "seed is not negative"
-        )
+    for name, value, least in (("n_resamples", n_resamples, 20), ("batch", batch, 1)):
+        check_whole(name, value, least)
+    check_whole("seed", seed, 0)
+    if not 0 < level < 1:
+        raise InputError(f"level lies between 0 and 1, not {level}")
     flat, shape, dims, coords = _each_gram(gram)
     n = flat.shape[-1]
     index = np.random.default_rng(seed).integers(n, size=(n_resamples, n))
@@ -213,9 +213,9 @@ def rank_curve(
     flat, shape, dims, coords = _each_gram(gram)
     n = flat.shape[-1]
     sizes = np.unique(np.asarray(sizes))
-    if sizes.dtype.kind not in "iu" or n_draws < 1 or seed < 0:
-        raise InputError("sizes are whole numbers, n_draws is at least 1, and seed is not negative")
-    if len(sizes) < 2 or sizes[0] < 3 or sizes[-1] > n:
+    check_whole("n_draws", n_draws)
+    check_whole("seed", seed, 0)
+    if sizes.dtype.kind not in "iu" or len(sizes) < 2 or sizes[0] < 3 or sizes[-1] > n:
         raise InputError(f"sizes are two or more whole numbers from 3 to the {n} snapshots")
     h = np.empty((len(flat), len(sizes), 3))
     for j, size in enumerate(sizes):

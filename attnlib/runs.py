@@ -217,9 +217,13 @@ def _trained_model(results: Path, trained, name: str, seed: int, device: str) ->
     """One model of notebook 01, if its checkpoint is the one that the results speak of."""
     folder = run_folder(results / "models", name, seed) / "final"
     model, meta = load_checkpoint(folder, device=device)
+    _check_mark(meta, trained, name, seed)
+    return model
+
+
+def _check_mark(meta: dict, trained, name: str, seed: int) -> None:
     if meta["fingerprint"] != trained["fingerprint"].sel(model=name, seed=seed).item():
         raise InputError(f"the checkpoint of {name} is of another run: run notebook 01 again")
-    return model
 
 
 def held_out_windows(results, n: int, length: int, *, seed: int = 0, part: str = "validation"):
@@ -266,6 +270,7 @@ def run_recipe(results) -> TrainConfig:
     trained = load(Path(results) / FIRST)
     name, seed = str(trained["model"].values[0]), int(trained["seed"].values[0])
     meta = load_checkpoint(run_folder(Path(results) / "models", name, seed) / "final")[1]
+    _check_mark(meta, trained, name, seed)
     recipe = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["training"].items()}
     return TrainConfig(**recipe)
 

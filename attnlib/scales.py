@@ -7,7 +7,7 @@ import math
 import numpy as np
 import xarray as xr
 
-from .errors import InputError
+from .errors import InputError, check_whole
 
 
 def global_power(scalogram: xr.Dataset, weights=None) -> xr.DataArray:
@@ -122,7 +122,10 @@ def resampled_power(scalogram: xr.Dataset, n_resamples: int = 1000, seed: int = 
     n = scalogram.sizes.get("block", 1)
     if n < 3:
         raise InputError(f"{n} block(s) of documents: call scalogram(..., n_blocks=10) or more")
-    counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=n_resamples)
+    check_whole("n_resamples", n_resamples)
+    counts = np.random.default_rng(check_whole("seed", seed, 0)).multinomial(
+        n, np.full(n, 1 / n), size=n_resamples
+    )
     return global_power(scalogram, xr.DataArray(counts, dims=("resample", "block")))
 
 

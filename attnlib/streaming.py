@@ -6,9 +6,10 @@ import numpy as np
 import torch
 import xarray as xr
 
-from .errors import InputError, check_whole
-from .fields import check_windows, count_layers, iter_fields
-from .gram import all_lags, label_gram, lag_window, scale_coords
+from .errors import InputError, check_whole, check_windows
+from .fields import count_layers, iter_fields
+from .filters import all_lags, lag_window, scale_coords
+from .gram import label_gram
 from .wavelet import OMEGA0
 
 CHUNK_BYTES = 64 * 2**20

@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 from scipy.stats import rankdata
 
-from .errors import InputError
+from .errors import InputError, check_whole
 
 # Name of a count -> how it is counted in a string.
 COUNTS = {
@@ -76,14 +76,19 @@ def count_correlations(
     ----------
     Westfall & Young 1993 (max-T); Phipson & Smyth 2010 (the 1 that is added).
     """
+    if "snapshot" not in coefficient.dims or set(counts.dims) != {"count", "snapshot"}:
+        raise InputError(
+            "coefficients have a dimension snapshot, and counts are (count, snapshot): not "
+            f"{coefficient.dims} and {counts.dims}"
+        )
     n = coefficient.sizes["snapshot"]
     if counts.sizes["snapshot"] != n or n < 5:
         raise InputError(
             f"coefficients of {n} documents and counts of {counts.sizes['snapshot']}: these are "
             "the same documents, at least 5"
         )
-    if n_permutations < 1 or seed < 0:
-        raise InputError("n_permutations is at least 1, and seed is not negative")
+    check_whole("n_permutations", n_permutations)
+    check_whole("seed", seed, 0)
     ordered = coefficient.transpose(..., "snapshot")
     a = _unit_ranks(ordered.values.reshape(-1, n))
     b = _unit_ranks(counts.transpose("count", "snapshot").values)
@@ -148,6 +153,16 @@ def token_share(
         Other documents, or offsets beyond the first query.
     """
     tokens = np.asarray(tokens)
+    if tokens.ndim != 2 or tokens.dtype.kind not in "iu" or tokens.min() < 0:
+        raise InputError(
+            f"tokens are ids (snapshot, position), not {tokens.dtype} of shape {tokens.shape}"
+        )
+    if {"snapshot", "query"} - {*coefficient.dims} or "query" not in coefficient.coords:
+        raise InputError(
+            f"coefficients are those of rows, (..., snapshot, query), not {coefficient.dims}"
+        )
+    if not np.isfinite(coefficient.values).all():
+        raise InputError("a coefficient is not finite")
     query = coefficient["query"].values
     n = coefficient.sizes["snapshot"]
     if len(tokens) != n or n < 4 or query.max() >= tokens.shape[1]:
@@ -156,7 +171,8 @@ def token_share(
         raise InputError(f"offsets lie between 0 and the first query, {query.min()}")
     ordered = coefficient.transpose(..., "snapshot", "query")
     flat = ordered.values.reshape(-1, n, len(query)).astype(np.float64)
-    half = np.random.default_rng(seed).permutation(n) < n // 2
+    rng = np.random.default_rng(check_whole("seed", seed, 0))
+    half = rng.permutation(n) < n // 2
     shares = np.empty((len(flat), len(offsets)))
     for j, offset in enumerate(offsets):
         ids = tokens[:, query - offset]
@@ -197,8 +213,14 @@ def strongest_rows(
     InputError
         Fewer documents than wanted.
     """
+    if set(contribution.dims) != {"snapshot", "query"}:
+        raise InputError(f"contributions are (snapshot, query), not {contribution.dims}")
     table = contribution.transpose("snapshot", "query").values.astype(np.float64)
-    if not 1 <= n <= len(table):
+    if by is not None and by.shape != (len(table),):
+        raise InputError(f"one coefficient a document chooses them, not {by.shape}")
+    if not np.isfinite(table).all() or (by is not None and not np.isfinite(by.values).all()):
+        raise InputError("a contribution or a coefficient is not finite")
+    if check_whole("n", n) > len(table):
         raise InputError(f"n lies between 1 and the {len(table)} documents, not {n}")
     if by is None:
         documents = np.argsort(-np.abs(table).max(1), kind="stable")[:n]

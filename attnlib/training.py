@@ -20,7 +20,7 @@ from .checkpoints import (
     save_checkpoint,
 )
 from .corpus import batches, make_tokenizer, split_tokens, text_hash, windows
-from .device import autocast, pick_device
+from .device import PRECISIONS, autocast, pick_device
 from .errors import InputError
 from .evaluation import evaluate
 from .gpt import GPT, GPTConfig
@@ -83,8 +83,8 @@ class TrainConfig:
             raise InputError(
                 f"batch_size={self.batch_size} does not divide into accumulate={self.accumulate}"
             )
-        if self.precision not in ("auto", "float32", "bfloat16"):
-            raise InputError("precision is 'auto', 'float32' or 'bfloat16'")
+        if self.precision not in PRECISIONS:
+            raise InputError(f"precision is one of {PRECISIONS}, not {self.precision!r}")
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:

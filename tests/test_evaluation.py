@@ -71,7 +71,7 @@ def test_standard_errors(tiny_model, tokens):
 
 
 def test_two_windows_are_too_few(tiny_model, tokens):
-    with pytest.raises(InputError, match="3 or more"):
+    with pytest.raises(InputError, match="at least 3"):
         evaluate(tiny_model(), tokens[:2])
 
 

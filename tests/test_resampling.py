@@ -143,7 +143,7 @@ def test_wrong_input():
                 function(xr.DataArray(gram, dims=("snapshot", "snapshot_")))
     with pytest.raises(InputError, match="at least 20"):
         bootstrap(xr.DataArray(np.eye(4), dims=("snapshot", "snapshot_")), leading_share, 10)
-    with pytest.raises(InputError, match="seed is not negative"):
+    with pytest.raises(InputError, match="seed is a whole number, at least 0"):
         bootstrap(xr.DataArray(np.eye(4), dims=("snapshot", "snapshot_")), leading_share, seed=-1)
     small = xr.DataArray(np.eye(2), dims=("snapshot", "snapshot_"))
     with pytest.raises(InputError, match="at least 3"):

@@ -128,6 +128,6 @@ def test_rows_that_fire():
     by = table.sum("query")  # -1, 5, -3, 0.1
     assert strongest_rows(table.T, 3, by) == [(1, 11), (2, 11), (0, 12)]
     assert strongest_rows(table.drop_vars("query"), 1) == [(2, 1)]
-    for n in (0, 5):
-        with pytest.raises(InputError, match="between 1 and the 4 documents"):
+    for n, message in ((0, "at least 1"), (5, "between 1 and the 4 documents")):
+        with pytest.raises(InputError, match=message):
             strongest_rows(table, n)
