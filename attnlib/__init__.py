@@ -77,6 +77,7 @@ ROOMS = {
         "every_run",
         "held_out_windows",
         "load_runs",
+        "run_folder",
         "run_recipe",
         "run_seeds",
         "run_tokenizer",

@@ -134,7 +134,7 @@ def train_all(
 
 
 def run_folder(out, name: str, seed: int) -> Path:
-    """Folder of one run of :func:`train_all`."""
+    """Folder of one run of :func:`train_all`, in its folder `out`; ``final`` is the checkpoint."""
     return Path(out) / f"seed-{seed}" / name
 
 

@@ -104,7 +104,7 @@ def _optimizer(model: GPT, config: TrainConfig, device: torch.device) -> torch.o
         {"params": decay, "weight_decay": config.weight_decay},
         {"params": rest, "weight_decay": 0.0},
     ]
-    fused = device.type == "cuda"
+    fused = device.type in ("cuda", "cpu")
     return torch.optim.AdamW(groups, config.learning_rate, config.betas, fused=fused)
 
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from attnlib import (
     softmax_attention,
     standardize_energy,
 )
+from attnlib.attention import causal_filters
 
 B, H, T, D = 2, 3, 7, 4
 
@@ -183,3 +185,21 @@ def test_a_bias_per_key_is_not_rounded_to_bfloat16():
         low, _ = softmax_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), bias=b)
         errors.append(float((low.float() - exact).abs().max()))
     assert errors[1] < 2 * errors[0]
+
+
+@given(
+    st.integers(0, 2**31), st.integers(1, 9), st.lists(st.integers(1, 6), min_size=1, max_size=3)
+)
+def test_causal_filters_are_convolutions(seed, t, sizes):
+    generator = torch.Generator().manual_seed(seed)
+    filters = [torch.nn.Conv1d(3, 4, size, dtype=torch.float64) for size in sizes]
+    x = torch.randn(2, t, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    along = x.transpose(1, 2)
+    padded = [F.pad(along, (conv.kernel_size[0] - 1, 0)) for conv in filters]
+    expected = torch.cat([conv(p) for conv, p in zip(filters, padded, strict=True)], 1)
+    found = causal_filters(x, filters)
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn(found.shape, generator=generator, dtype=torch.float64)
+    wanted = [x, *(p for conv in filters for p in conv.parameters())]
+    ours, theirs = (torch.autograd.grad((y * weights).sum(), wanted) for y in (found, expected))
+    torch.testing.assert_close(ours, theirs)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from ..errors import InputError
 
 # Okabe & Ito 2008: distinct for every common kind of colour vision.
 MODEL_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -43,8 +47,8 @@ def model_colors(names) -> dict[str, str]:
     """A colour for each model: the same one on every page for those of the book."""
     known = ("BASE", "EGA-1", "EGA-2", "EGA-C", "untrained")
     colors = {n: MODEL_COLORS[known.index(n)] for n in names if n in known}
-    free = [c for c in MODEL_COLORS if c not in colors.values()]
-    colors |= dict(zip([n for n in names if n not in known], free, strict=False))
+    free = [c for c in MODEL_COLORS if c not in colors.values()] or MODEL_COLORS
+    colors |= dict(zip([n for n in names if n not in known], cycle(free), strict=False))
     return colors
 
 
@@ -54,6 +58,8 @@ def layer_colors(n: int) -> np.ndarray:
 
 
 def grid(n: int, columns: int, width: float = 2.3, height: float = 2.3, **kwargs):
+    if n < 1:
+        raise InputError("there is nothing to draw: no panel was given")
     columns = min(columns, n)
     rows = -(-n // columns)
     figure, axes = plt.subplots(

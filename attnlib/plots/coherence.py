@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
@@ -79,7 +81,7 @@ def coherence_shares(panels: dict[str, xr.Dataset]):
         names, scales = one["model"].values, one["scale"].values
         place = np.arange(one.sizes["layer"])
         shift = np.linspace(-0.32, 0.32, len(names) * len(scales)).reshape(len(names), -1)
-        for color, name, of_name in zip(MODEL_COLORS, names, shift, strict=False):
+        for color, name, of_name in zip(cycle(MODEL_COLORS), names, shift, strict=False):
             for marker, scale, offset in zip(MARKERS, scales, of_name, strict=False):
                 some, at = one.sel(model=name, scale=scale), place + offset
                 label = f"{name}, period {float(some['period']):.1f}"

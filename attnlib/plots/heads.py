@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
@@ -32,7 +34,7 @@ def head_ranks(ranks: xr.DataArray, of_mean: xr.DataArray, largest: int, epsilon
 def head_numbers(effective: xr.DataArray, n_head: int):
     """Effective number of distinct heads by layer, a curve a model (model, layer)."""
     figure, axis = plt.subplots(figsize=(5.6, 2.9))
-    for color, name in zip(MODEL_COLORS, effective["model"].values, strict=False):
+    for color, name in zip(cycle(MODEL_COLORS), effective["model"].values, strict=False):
         one = effective.sel(model=name)
         axis.plot(one["layer"], one, color=color, marker="o", ms=4, lw=1.4, label=str(name))
     axis.axhline(n_head, color="0.5", ls="--", lw=1, label="heads a layer")
@@ -78,7 +80,10 @@ def pruning_curves(increase: xr.DataArray, error: xr.DataArray, tolerance: float
         )  # fmt: skip
     axis.axhline(tolerance, color="0.5", ls=":", lw=1.2, label="tolerated")
     axis.set_yscale("symlog", linthresh=max(tolerance, 1e-6))
-    axis.set(xlabel="heads kept in the layer", ylabel="increase (nats per token)")
+    axis.set(
+        xlabel="heads kept in the layer",
+        ylabel="increase (nats per token)\nlinear below the dotted line",
+    )
     axis.set_xticks(increase["kept"].values)
     axis.invert_xaxis()
     axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
@@ -108,7 +113,7 @@ def allocation_losses(heads: xr.DataArray, difference: xr.DataArray, half: float
     names = heads["variant"].values
     shift = np.linspace(-0.3, 0.3, len(names)) if len(names) > 1 else np.zeros(1)
     width = 0.85 * (shift[1] - shift[0] if len(names) > 1 else 0.6)
-    for i, (color, name) in enumerate(zip(MODEL_COLORS, names, strict=False)):
+    for i, (color, name) in enumerate(zip(cycle(MODEL_COLORS), names, strict=False)):
         one = heads.sel(variant=name)
         axes[0].bar(one["layer"] + shift[i], one, width, color=color, label=str(name))
         if i:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import matplotlib.pyplot as plt
 import xarray as xr
 
@@ -14,7 +16,7 @@ def loss_curves(history: xr.Dataset, yardsticks: dict[str, float]):
     `history`: ``train_loss``, ``val_loss``, ``val_loss_se`` on (model, step).
     """
     figure, axis = plt.subplots(figsize=(7.6, 3.6))
-    for color, name in zip(MODEL_COLORS, history["model"].values, strict=False):
+    for color, name in zip(cycle(MODEL_COLORS), history["model"].values, strict=False):
         one = history.sel(model=name)
         axis.plot(one["step"], one["train_loss"], color=color, lw=1, ls=":")
         axis.plot(one["step"], one["val_loss"], color=color, lw=1.8, label=f"{name} (validation)")
@@ -46,7 +48,7 @@ def loss_by_prefix(losses: xr.Dataset):
     kinds = (("prefix", "-", "after prefixes"), ("window", ":", "in windows"))
     for axis, name in zip(axes.flat, names[1:], strict=False):
         one = losses.sel(model=name)
-        for color, (kind, style, where) in zip(MODEL_COLORS, kinds, strict=False):
+        for color, (kind, style, where) in zip(cycle(MODEL_COLORS), kinds, strict=False):
             axis.errorbar(
                 one["prefix"], one[f"{kind}_difference"], 1.96 * one[f"{kind}_difference_se"],
                 color=color, ls=style, marker="o", ms=3, capsize=2, label=where,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
@@ -85,7 +87,9 @@ def dominant_by_layer(panels: dict[str, dict[str, xr.Dataset]], periods):
     figure, axes = grid(len(panels), 2, width=3.4, height=2.4, sharex=True, sharey=True)
     for axis, (title, dominant) in zip(axes.flat, panels.items(), strict=False):
         shift = np.linspace(-0.2, 0.2, len(dominant)) if len(dominant) > 1 else [0.0]
-        for color, offset, (name, one) in zip(MODEL_COLORS, shift, dominant.items(), strict=False):
+        for color, offset, (name, one) in zip(
+            cycle(MODEL_COLORS), shift, dominant.items(), strict=False
+        ):
             layer = one["layer"].broadcast_like(one["dominant"])
             axis.scatter(layer + offset, one["dominant_period"], s=40, color=color, label=name)
         if not any(one["dominant"].notnull().any() for one in dominant.values()):
