@@ -12,8 +12,10 @@ NOTEBOOKS = notebook_names()
 STAGE, SITE = f"build/stage/{PRESET}", f"build/book/{PRESET}"
 TIME_LIMIT = 600 if PRESET == "smoke" else 24 * 3600  # seconds that a cell may take
 JUPYTER_BOOK = Path(sys.executable).with_name("jupyter-book")
-# These train models side by side on all cores; the others are short.
-TRAINS = {"01_data_and_models", "09_heads", "10_energy_gates"}
+# The first trains models side by side on all cores. The others that train take longest of the
+# rest, and start first, so that the short ones fill up what they leave idle.
+ALL_CORES = {"01_data_and_models"}
+FIRST = {"09_heads", "10_energy_gates"}
 
 
 def text_file(name):
@@ -51,7 +53,8 @@ for name in NOTEBOOKS:
         output:
             data=f"{RESULTS}/{name}.nc",
             executed=f"{RESULTS}/notebooks/{name}.ipynb",
-        threads: workflow.cores if name in TRAINS else 1
+        threads: workflow.cores if name in ALL_CORES else 1
+        priority: 1 if name in FIRST else 0
         resources:
             # With `--resources gpu=1` one notebook at a time has the GPU.
             gpu=1,

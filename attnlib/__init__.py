@@ -59,6 +59,7 @@ ROOMS = {
         "share_heads",
         "without_heads",
     ],
+    "hub": ["pretrained"],
     "inference": ["early_and_late", "rank_correlation", "trainings_interval", "within_slope"],
     "lagmodes": ["profile_features", "row_modes"],
     "nulls": [
@@ -70,6 +71,13 @@ ROOMS = {
     "plots": [],
     "pod": ["pod", "reconstruct", "spectrum", "subspace_overlap"],
     "resampling": ["bootstrap", "contrast", "extrapolate_rank", "rank_curve"],
+    "routing": [
+        "hodge",
+        "kernel_spectrum",
+        "routing_rank",
+        "singular_rank",
+        "split_interaction",
+    ],
     "runner": ["results_folder", "run_notebook", "used_parameters"],
     "runs": [
         "by_model",
@@ -93,6 +101,7 @@ ROOMS = {
         "resampled_power",
     ],
     "scalogram": ["scalogram"],
+    "sd": ["SDAttention", "sd_attention"],
     "stability": ["half_modes", "split_half"],
     "store": ["load", "provenance", "save", "values_digest"],
     "streaming": ["stream_gram"],

