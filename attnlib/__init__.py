@@ -20,6 +20,7 @@ ROOMS = {
     ],
     "bands": ["band_shares", "mode_bands"],
     "bases": ["cosine_basis", "projection_error"],
+    "capture": [],
     "checkpoints": ["load_checkpoint", "save_checkpoint"],
     "claims": ["CLAIMS", "VERDICTS", "claim_results", "claim_row", "claim_table", "ledger"],
     "coherence": ["coherence"],
@@ -61,6 +62,7 @@ ROOMS = {
     ],
     "hub": ["pretrained"],
     "inference": ["early_and_late", "rank_correlation", "trainings_interval", "within_slope"],
+    "interactions": ["interaction_ranks", "iter_interactions"],
     "lagmodes": ["profile_features", "row_modes"],
     "nulls": [
         "phase_randomized",

@@ -201,6 +201,19 @@ class SoftmaxAttention(nn.Module):
         self.proj = nn.Linear(inner, d_model)
         self.dropout = dropout
 
+    def heads(self, x: torch.Tensor) -> torch.Tensor:
+        """Queries, keys and values of ``x`` ``(B, T, d_model)``: ``(3, B, H, T, D)``."""
+        qkv = self.qkv(x).view(*x.shape[:2], 3, self.n_head, self.head_size)
+        return qkv.permute(2, 0, 3, 1, 4)
+
+    def factors(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Factors ``(B, H, T, r)`` whose product, first times second transposed, are the logits.
+
+        Before gates, damping and the mask.
+        """
+        q, k, _ = self.heads(x)
+        return q / math.sqrt(self.head_size), k
+
     def attend(self, x, q, k, v, dropout, need_weights):
         """The attention itself; what kinds of attention override."""
         return softmax_attention(q, k, v, dropout=dropout, need_weights=need_weights)
@@ -208,8 +221,7 @@ class SoftmaxAttention(nn.Module):
     def forward(self, x, need_weights: bool = False):
         """``(B, T, d_model)`` to the same shape, and the weights ``(B, H, T, T)`` or None."""
         b, t, _ = x.shape
-        qkv = self.qkv(x).view(b, t, 3, self.n_head, self.head_size)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
+        q, k, v = self.heads(x)
         dropout = self.dropout if self.training else 0.0
         out, weights = self.attend(x, q, k, v, dropout, need_weights)
         return self.proj(out.transpose(1, 2).reshape(b, t, -1)), weights

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import xarray as xr
 
+from .capture import reader_of
 from .device import pick_device
 from .ensemble import check_finite
 from .errors import InputError, check_whole, check_windows
@@ -15,95 +16,9 @@ from .errors import InputError, check_whole, check_windows
 BLOCK_BYTES = 256 * 2**20
 
 
-class _OurModel:
-    """How to read the attention weights of a `GPT`."""
-
-    def __init__(self, model):
-        self.model, self.config = model, model.config
-        heads = set(model.config.per_layer("n_head"))
-        # Layers with different numbers of heads make no rectangular array of heads.
-        self.most_heads = max(heads)
-        self.n_head = heads.pop() if len(heads) == 1 else None
-        self.n_layer, self.context = model.config.n_layer, model.config.context
-
-    def run(self, tokens, mask, on_attention):
-        if mask is not None and not bool(mask.all()):
-            raise InputError("our GPT has no padding: pass windows of equal length and no mask")
-        self.model(tokens, on_attention=on_attention)
-
-
-class _HuggingFaceModel:
-    """How to read those of a transformers model: through its attention interface.
-
-    The model's own eager attention function computes the weights, so scale, biases, rotary
-    positions, grouped keys and masks are the model's; one layer is held at a time.
-    """
-
-    NAME = "attnlib_capture"
-
-    def __init__(self, model):
-        self.model = model
-        config = model.config.get_text_config()
-        self.n_layer, self.n_head = config.num_hidden_layers, config.num_attention_heads
-        self.most_heads = self.n_head
-        self.context = getattr(config, "max_position_embeddings", None)
-
-    def run(self, tokens, mask, on_attention):
-        import sys
-
-        from transformers import AttentionInterface, AttentionMaskInterface
-        from transformers.masking_utils import eager_mask
-
-        seen = []
-
-        def capture(module, query, key, value, attention_mask, **kwargs):
-            eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-            if eager is None:
-                raise InputError(
-                    f"{type(module).__name__} has no eager attention function, so its weights "
-                    "cannot be captured"
-                )
-            out, weights = eager(module, query, key, value, attention_mask, **kwargs)
-            on_attention(len(seen), weights)
-            seen.append(type(module).__name__)
-            return out, None
-
-        AttentionInterface.register(self.NAME, capture)
-        AttentionMaskInterface.register(self.NAME, eager_mask)
-        before = self.model.config._attn_implementation
-        try:
-            self.model.set_attn_implementation(self.NAME)
-            self.model(
-                input_ids=tokens,
-                attention_mask=mask if mask is not None else tokens.new_ones(tokens.shape),
-            )
-        finally:
-            self.model.set_attn_implementation(before)
-        if len(seen) != self.n_layer:
-            raise InputError(
-                f"{type(self.model).__name__} used transformers' attention interface in "
-                f"{len(seen)} of its {self.n_layer} layers: its attention cannot be captured"
-            )
-
-
-def _reader(model):
-    if (
-        hasattr(model, "blocks")
-        and hasattr(model, "generate")
-        and not hasattr(model, "name_or_path")
-    ):
-        return _OurModel(model)
-    if hasattr(model, "set_attn_implementation"):
-        return _HuggingFaceModel(model)
-    raise InputError(
-        f"{type(model).__name__} is neither an attnlib.GPT nor a transformers model: its attention "
-        "cannot be captured"
-    )
-
-
 def count_layers(model) -> int:
     """Number of attention layers of a model whose attention can be read."""
-    return _reader(model).n_layer
+    return reader_of(model).n_layer
 
 
 def _check_heads(reader, heads: str) -> None:
@@ -151,7 +66,7 @@ def iter_fields(
         Fewer than 3 windows, windows longer than the context, a model whose attention cannot be
         captured, or a value that is not finite (naming layer and snapshot).
     """
-    reader = _reader(model)
+    reader = reader_of(model)
     _check_heads(reader, heads)
     check_windows(tokens, reader.context, vocab=getattr(model.config, "vocab_size", None))
     where = pick_device(device) if device else next(model.parameters()).device
@@ -222,7 +137,7 @@ def attention_fields(
     """
     from tqdm import tqdm
 
-    reader = _reader(model)
+    reader = reader_of(model)
     _check_heads(reader, heads)
     check_windows(tokens, reader.context, vocab=getattr(model.config, "vocab_size", None))
     n, t = tokens.shape

@@ -173,24 +173,35 @@ def kernel_spectrum(w_q: torch.Tensor, w_k: torch.Tensor) -> Spectrum:
     InputError
         Factors of different shapes, or not finite.
     """
+    a, b = _check_factors(w_q, w_k)
+    eigenvalues = torch.linalg.eigvals(b.mT @ a)
+    order = eigenvalues.abs().argsort(-1, descending=True)
+    skew, symmetric = small_parts(a, b)
+    return Spectrum(
+        eigenvalues.gather(-1, order),
+        torch.linalg.svdvals(skew),
+        torch.linalg.eigvalsh(symmetric),
+    )
+
+
+def _check_factors(w_q: torch.Tensor, w_k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     for name, factor in (("w_q", w_q), ("w_k", w_k)):
         _check(factor, name, False)
     if w_q.shape != w_k.shape:
         raise InputError(f"factors have one shape, not {tuple(w_q.shape)} and {tuple(w_k.shape)}")
     if w_q.device.type == "mps":  # has no float64
         w_q, w_k = w_q.cpu(), w_k.cpu()
-    a, b = w_q.double(), w_k.double()
+    return w_q.double(), w_k.double()
+
+
+def small_parts(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Skew and symmetric part of A B^T in the span of both: ``(..., m, m)``, m = min(n, 2 r).
+
+    Their singular values are those of the parts themselves.
+    """
     r = a.shape[-1]
-    eigenvalues = torch.linalg.eigvals(b.mT @ a)
-    order = eigenvalues.abs().argsort(-1, descending=True)
-    t = torch.linalg.qr(torch.cat([a, b], -1), mode="r").R  # (..., min(n, 2 r), 2 r)
-    product = t[..., :r] @ t[..., r:].mT
-    skew, symmetric = split_interaction(product)
-    return Spectrum(
-        eigenvalues.gather(-1, order),
-        torch.linalg.svdvals(skew),
-        torch.linalg.eigvalsh(symmetric),
-    )
+    t = torch.linalg.qr(torch.cat([a, b], -1), mode="r").R  # (..., m, 2 r)
+    return split_interaction(t[..., :r] @ t[..., r:].mT)
 
 
 def hodge(routing: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -108,6 +108,11 @@ class SDAttention(SoftmaxAttention):
         """Damping ``(B, H, T)`` of the tokens of ``x`` ``(B, T, d_model)``."""
         return F.softplus(self.damping(x).float()).transpose(1, 2)
 
+    def factors(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Factors of S, at twice the head size: [q, -k] / sqrt(D) and [k, q]."""
+        q, k, _ = self.heads(x)
+        return torch.cat([q, -k], -1) / math.sqrt(self.head_size), torch.cat([k, q], -1)
+
     def attend(self, x, q, k, v, dropout, need_weights):
         damping = self.token_damping(x)
         return sd_attention(q, k, v, damping, dropout=dropout, need_weights=need_weights)

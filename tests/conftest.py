@@ -81,3 +81,37 @@ def smoke():
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     return project_root() / "results" / "smoke"
+
+
+@pytest.fixture(scope="session")
+def hugging_face():
+    """Small transformers models with random weights and uneven attention."""
+    return _hugging_face
+
+
+def _hugging_face(kind):
+    from transformers import AutoConfig, AutoModel
+
+    shapes = {
+        "gpt2": {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 50},
+        "llama": {
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 32,
+            "vocab_size": 50,
+        },
+        "gpt_neox": {
+            "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16,
+            "intermediate_size": 32, "max_position_embeddings": 32, "vocab_size": 50,
+        },
+        "bert": {
+            "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16,
+            "intermediate_size": 32, "max_position_embeddings": 32, "vocab_size": 50,
+        },
+    }  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModel.from_config(AutoConfig.for_model(kind, **shapes[kind])).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(10)  # uneven attention
+    return model

@@ -66,36 +66,8 @@ def test_blocks_do_not_change_anything_and_layers_come_in_order(tiny_model, toke
         )
 
 
-def hugging_face(kind):
-    from transformers import AutoConfig, AutoModel
-
-    shapes = {
-        "gpt2": {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 50},
-        "llama": {
-            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-            "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 32,
-            "vocab_size": 50,
-        },
-        "gpt_neox": {
-            "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16,
-            "intermediate_size": 32, "max_position_embeddings": 32, "vocab_size": 50,
-        },
-        "bert": {
-            "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16,
-            "intermediate_size": 32, "max_position_embeddings": 32, "vocab_size": 50,
-        },
-    }  # fmt: skip
-    torch.manual_seed(0)
-    model = AutoModel.from_config(AutoConfig.for_model(kind, **shapes[kind])).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(10)  # uneven attention
-    return model
-
-
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "gpt_neox", "bert"])
-def test_fields_of_transformers_models_are_their_own_weights(kind):
+def test_fields_of_transformers_models_are_their_own_weights(hugging_face, kind):
     model = hugging_face(kind)
     tokens = torch.randint(3, 50, (4, 12), generator=torch.Generator().manual_seed(0))
     before = model.config._attn_implementation
@@ -113,7 +85,7 @@ def test_fields_of_transformers_models_are_their_own_weights(kind):
 
 
 @pytest.mark.parametrize("kind", ["llama", "bert"])
-def test_padding_gives_zero_rows_and_no_nan(kind):
+def test_padding_gives_zero_rows_and_no_nan(hugging_face, kind):
     model = hugging_face(kind)
     tokens = torch.randint(3, 50, (4, 12), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(tokens)

@@ -60,7 +60,7 @@ def layer_colors(n: int) -> np.ndarray:
 def grid(n: int, columns: int, width: float = 2.3, height: float = 2.3, **kwargs):
     if n < 1:
         raise InputError("there is nothing to draw: no panel was given")
-    columns = min(columns, n)
+    columns = 2 if n == 4 else min(columns, n)  # four in a square, none alone in a row
     rows = -(-n // columns)
     figure, axes = plt.subplots(
         rows, columns, figsize=(width * columns + 0.9, height * rows + 0.4), squeeze=False, **kwargs
@@ -139,7 +139,7 @@ def line_panels(
         axis.set_title(title)
     edge_labels(axes, xlabel, ylabel, len(panels))
     fullest = max(axes.flat[: len(panels)], key=lambda axis: len(axis.get_lines()))
-    axes[0, min(columns, len(panels)) - 1].legend(
+    axes[0, -1].legend(
         *fullest.get_legend_handles_labels(), loc="center left", bbox_to_anchor=(1, 0.5),
         title=legend or None,
     )  # fmt: skip

@@ -58,5 +58,5 @@ def loss_by_prefix(losses: xr.Dataset):
         token_axis(axis, "x", None)
     n = max(1, len(names) - 1)
     edge_labels(axes, "prefix length (tokens)", f"less {names[0]} (nats)", n)
-    axes[0, min(3, n) - 1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure

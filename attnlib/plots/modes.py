@@ -129,7 +129,7 @@ def continuous_spectra(eigenvalues: xr.DataArray):
         log_axis(axis)
         period_axis(axis, "x", eigenvalues["period"])
     edge_labels(axes, "period (tokens)", "eigenvalue", n)
-    axes[0, min(3, n) - 1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 
@@ -143,5 +143,5 @@ def eigenvalue_panels(spectra: dict[str, xr.DataArray]):
             axis.plot(share["mode"], share.sel(layer=layer), color=color, label=f"layer {layer}")
         axis.set(title=title, xscale="log", yscale="log", ylim=(1e-4, 1))
     edge_labels(axes, "mode", "share of the variance", len(spectra))
-    axes[0, min(3, len(spectra)) - 1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
