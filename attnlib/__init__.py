@@ -63,6 +63,7 @@ ROOMS = {
     "hub": ["pretrained"],
     "inference": ["early_and_late", "rank_correlation", "trainings_interval", "within_slope"],
     "interactions": ["interaction_ranks", "iter_interactions"],
+    "kernels": ["head_kernels"],
     "lagmodes": ["profile_features", "row_modes"],
     "nulls": [
         "phase_randomized",
