@@ -60,10 +60,10 @@ ROOMS = {
         "share_heads",
         "without_heads",
     ],
-    "hub": ["pretrained"],
+    "hub": ["PRETRAINED", "pretrained", "token_windows"],
     "inference": ["early_and_late", "rank_correlation", "trainings_interval", "within_slope"],
     "interactions": ["interaction_ranks", "iter_interactions"],
-    "kernels": ["head_kernels"],
+    "kernels": ["head_kernels", "kernel_ranks"],
     "lagmodes": ["profile_features", "row_modes"],
     "nulls": [
         "phase_randomized",

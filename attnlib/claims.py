@@ -41,6 +41,9 @@ CLAIMS = {
     "A10": ("unfiltered POD mixes scales", "the filter is needed for readable modes"),
     "A11": ("high coherence marks recurrent patterns", "maps for layers 1, 3 and 6"),
     "A12": ("energy gating lowers the validation loss", "1.4742 to 1.3712"),
+    "B1": ("filtering dominates pretrained heads", "1,776 heads of 5 models"),
+    "B2": ("routing has a low rank, far below the head's capacity", "the same heads"),
+    "B3": ("every standard head is unstable", "an eigenvalue with Re > 0 in all"),
 }
 
 VERDICTS = ("reproduced", "partly", "not reproduced", "not measurable at this size")

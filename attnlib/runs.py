@@ -317,18 +317,26 @@ def by_run(parts: dict):
     )
 
 
-def untrained(model: GPT, seed: int = 1000) -> GPT:
+def untrained(model, seed: int = 1000):
     """A model of the same shape with fresh weights, on the same device: the null of training.
 
     Parameters
     ----------
-    model : GPT
+    model : GPT or transformers.PreTrainedModel
     seed : int
         Of the weights; not that of the trained models.
 
     Returns
     -------
-    GPT
+    GPT or transformers.PreTrainedModel
         In evaluation mode.
     """
-    return GPT(model.config, seed=seed).to(next(model.parameters()).device).eval()
+    import torch
+
+    if isinstance(model, GPT):
+        fresh = GPT(model.config, seed=seed)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(check_whole("seed", seed, 0))
+            fresh = type(model)(model.config)
+    return fresh.to(next(model.parameters()).device).eval()

@@ -23,6 +23,7 @@ from .modes import (
     stability_curves,
 )
 from .ranks import estimates_by_layer, rank_curves
+from .routing import eigenvalue_planes, heads_by_layer
 from .text import attention_on_text
 from .wavelets import (
     dominant_by_layer,
@@ -42,12 +43,14 @@ __all__ = [
     "continuous_spectra",
     "dominant_by_layer",
     "eigenvalue_panels",
+    "eigenvalue_planes",
     "eigenvalue_spectra",
     "estimates_by_layer",
     "field_maps",
     "head_numbers",
     "head_ranks",
     "head_worth",
+    "heads_by_layer",
     "line_panels",
     "loss_by_prefix",
     "loss_curves",
