@@ -56,7 +56,7 @@ def pretrained(name: str, device: str = "cpu"):
     Returns
     -------
     model : transformers.PreTrainedModel
-        Float32, in evaluation mode: a causal language model, or a BERT encoder without a head.
+        Float32, in evaluation mode: a causal language model, or a BERT encoder.
     tokenizer : transformers.PreTrainedTokenizerBase
 
     Raises
@@ -119,15 +119,19 @@ def _need(package: str, name: str) -> None:
 def _load(source, name: str, **options):
     import torch
     from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
     kind = AutoModel if name in BIDIRECTIONAL else AutoModelForCausalLM
-    if name in BIDIRECTIONAL:
-        options["add_pooling_layer"] = False
-    model = kind.from_pretrained(
-        source, dtype=torch.float32, attn_implementation="eager", **options
-    )
-    options.pop("add_pooling_layer", None)
-    return model, AutoTokenizer.from_pretrained(source, **options)
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model = kind.from_pretrained(
+            source, dtype=torch.float32, attn_implementation="eager", **options
+        )
+        return model, AutoTokenizer.from_pretrained(source, **options)
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _from_hub(name: str):

@@ -60,7 +60,7 @@ def kernel_ranks(w_q: torch.Tensor, w_k: torch.Tensor, *, share: float = 0.9) ->
         squares (that of random factors is (d - 1) / 2 d on average); ``largest_real``, the largest
         real part among the eigenvalues over the largest modulus; ``unstable_share``, the part of
         the eigenvalues that have a positive real part. On (rank_by, layer, head):
-        ``routing_rank`` and ``filtering_rank``. ``eigenvalue`` (layer, head, eigenvalue_),
+        ``routing_rank`` and ``filtering_rank``. ``eigenvalue`` (layer, head, `eigenvalue_`),
         complex. The attribute `capacity` is the highest rank that either part can have.
 
     Raises

@@ -7,7 +7,7 @@ from itertools import cycle
 import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from ..errors import InputError
 
@@ -89,6 +89,14 @@ def token_axis(axis, which: str, ticks) -> None:
     side.set_minor_formatter(NullFormatter())
     if ticks is not None:
         getattr(axis, f"set_{which}ticks")(ticks)
+
+
+def layer_ticks(axis, layers) -> None:
+    """A tick a layer, or at whole numbers where there are many."""
+    if len(layers) <= 12:
+        axis.set_xticks(layers)
+    else:
+        axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
 
 
 def log_axis(axis) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from .base import edge_labels, grid, layer_colors, model_colors
+from .base import edge_labels, grid, layer_colors, layer_ticks, model_colors
 
 
 def estimates_by_layer(
@@ -29,7 +29,7 @@ def estimates_by_layer(
         if reference is not None:
             axis.axhline(reference, color="0.6", lw=1, zorder=0)
         axis.set_title(title)
-        axis.set_xticks(one["layer"].values)
+        layer_ticks(axis, one["layer"].values)
     edge_labels(axes, "layer", ylabel, len(panels))
     axes[0, -1].legend(handles.values(), handles.keys(), loc="center left", bbox_to_anchor=(1, 0.5))
     return figure

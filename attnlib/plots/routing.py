@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from .base import MODEL_COLORS, grid
+from .base import MODEL_COLORS, grid, layer_ticks
 
 
 def heads_by_layer(
@@ -23,6 +23,7 @@ def heads_by_layer(
         axis.plot([], [], color=MODEL_COLORS[0], marker="o", ms=4, lw=0, label="one head")
         if reference and title in reference:
             axis.axhline(reference[title], color="0.4", ls="--", lw=1, label="random factors")
+        layer_ticks(axis, layer)
         axis.set(title=title, xlabel="layer")
     axes[0, 0].set_ylabel(ylabel)
     axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))

@@ -170,6 +170,26 @@ def test_only_gates_over_the_whole_window_look_ahead(smoke):
     assert (ratio["energy_ratio_low"] < ratio["energy_ratio_high"]).all()
 
 
+def test_parts_of_heads_are_parts(smoke):
+    data = load(smoke / "11_routing_and_filtering.nc")
+    for name in ("routing_share", "interaction_routing_share", "interaction_potential_share"):
+        known = data[name].values[np.isfinite(data[name].values)]
+        assert known.size >= 12
+        assert known.min() >= 0
+        assert known.max() <= 1
+    encoder = data.sel(model="minilm-l6")
+    capacity = 64
+    for part in ("routing", "filtering"):
+        ranks = encoder[f"{part}_rank"]
+        assert float(ranks.max()) <= capacity
+        assert float(ranks.min()) >= (2 if part == "routing" else 1) - 1e-9
+    assert 0 < float(data["random_routing_share"].sel(model="minilm-l6")) < 0.5
+    heads = float((encoder["largest_real"] > 0).mean())
+    assert f"minilm-l6: {heads:.0%} of 72 heads" in str(
+        data["claim_measured"].sel(claim="B3").values
+    )
+
+
 def test_the_ledger_has_every_claim(smoke):
     data = load(smoke / "20_claims.nc")
     assert set(data["claim"].values) == set(CLAIMS)
