@@ -21,6 +21,7 @@ from .book import WHOLE, measure_book
 from .fields import N, T, measure_fields, measure_floor
 from .multiscale import measure_published
 from .peers import measure_pod, measure_transforms
+from .routing import measure_routing
 from .streaming import measure_streaming
 from .timing import machine
 
@@ -49,6 +50,7 @@ PARTS = {
     ),
     "streaming": Part("Streaming, in a process of its own", measure_streaming),
     "attention": Part("Attention (batch 4, 8 heads of size 32)", measure_attention),
+    "routing": Part("Routing and filtering", measure_routing),
     "book": Part("The whole, after set-up", measure_book),
 }
 
