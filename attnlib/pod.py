@@ -213,7 +213,8 @@ def _mode_fields(field, weights, windows, convention) -> torch.Tensor:
     shift = t - 1 if convention == "signed" else 0
     inside = (lag + shift >= 0).to(field.dtype)
     table = torch.from_numpy(windows).to(field)  # (S, L)
-    return modes * (table[:, (lag + shift).clamp(min=0)] * inside)[:, None]
+    modes *= (table[:, (lag + shift).clamp(min=0)] * inside)[:, None]
+    return modes
 
 
 def spectrum(gram: xr.DataArray) -> xr.DataArray:
