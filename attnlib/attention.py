@@ -231,7 +231,7 @@ def causal_filters(x: torch.Tensor, filters) -> torch.Tensor:
     """Outputs of causal convolutions of ``x`` ``(B, T, d)``, one after the other: ``(B, O, T)``.
 
     One matrix product gives what every tap of every filter makes of every token, and `fold` adds up
-    what arrives at each later token: much faster than convolutions of so few outputs.
+    what arrives at each later token.
     """
     t = x.shape[1]
     # Tap k, of the token k places back, is the k-th weight from the end: (out, n, d).

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from .errors import InputError
+from collections.abc import Callable, Iterator
+
+import torch
+
+from .device import pick_device
+from .errors import InputError, check_whole
 
 
 class _OurModel:
@@ -134,3 +139,32 @@ def reader_of(model):
         f"{type(model).__name__} is neither an attnlib.GPT nor a transformers model: its attention "
         "cannot be captured"
     )
+
+
+def run_in_blocks(
+    model, tokens: torch.Tensor, run: Callable, mask: torch.Tensor | None, block: int, device
+) -> Iterator[tuple[slice, list]]:
+    """Run a model over blocks of documents: ``(documents, layers)``, a list that `run` filled.
+
+    ``run(tokens, mask, layers)`` is called without gradients, with the model in evaluation mode on
+    `device` (default: where it is); the mode is put back in the end.
+    """
+    if mask is not None and mask.shape != tokens.shape:
+        raise InputError(
+            f"the mask has the shape {tuple(mask.shape)}, the tokens {tuple(tokens.shape)}"
+        )
+    check_whole("block", block)
+    where = pick_device(device) if device else next(model.parameters()).device
+    model.to(where)
+    was_training = model.training
+    model.eval()
+    try:
+        for start in range(0, len(tokens), block):
+            documents, layers = slice(start, min(start + block, len(tokens))), []
+            with torch.no_grad():
+                some = mask[documents].to(where) if mask is not None else None
+                run(tokens[documents].to(where), some, layers)
+            yield documents, layers
+            layers.clear()  # not held while the next block runs
+    finally:
+        model.train(was_training)

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 import xarray as xr
 
-from .capture import reader_of
-from .device import pick_device
+from .capture import reader_of, run_in_blocks
 from .ensemble import check_finite
-from .errors import InputError, check_whole, check_windows
+from .errors import InputError, check_windows
 
 BLOCK_BYTES = 256 * 2**20
 
@@ -69,41 +68,25 @@ def iter_fields(
     reader = reader_of(model)
     _check_heads(reader, heads)
     check_windows(tokens, reader.context, vocab=getattr(model.config, "vocab_size", None))
-    where = pick_device(device) if device else next(model.parameters()).device
-    model = model.to(where)
-    if attention_mask is not None and attention_mask.shape != tokens.shape:
-        raise InputError(
-            f"the mask has the shape {tuple(attention_mask.shape)}, the tokens "
-            f"{tuple(tokens.shape)}"
-        )
-    if block is not None:
-        check_whole("block", block)
-    else:
+    if block is None:
         kept = reader.n_head if heads == "all" else 1
         # What is kept of all layers, or what a layer works with: logits and weights of each head.
         held = max(reader.n_layer * kept, 4 * reader.most_heads)
         block = max(1, BLOCK_BYTES // (4 * held * tokens.shape[1] ** 2))
-    was_training = model.training
-    model.eval()
-    try:
-        for start in range(0, len(tokens), block):
-            documents = slice(start, min(start + block, len(tokens)))
-            mask = attention_mask[documents].to(where) if attention_mask is not None else None
-            layers: list[torch.Tensor] = []
 
-            def keep(layer, weights, layers=layers, mask=mask):
-                weights = weights.float()
-                if mask is not None:
-                    weights = weights * mask[:, None, :, None]
-                layers.append(weights.mean(1) if heads == "mean" else weights)
+    def run(some, mask, layers):
+        def keep(layer, weights):
+            weights = weights.float()
+            if mask is not None:
+                weights = weights * mask[:, None, :, None]
+            layers.append(weights.mean(1) if heads == "mean" else weights)
 
-            with torch.no_grad():
-                reader.run(tokens[documents].to(where), mask, keep)
-            for layer, weights in enumerate(layers, start=1):
-                check_finite(weights, layer, first=documents.start)
-                yield layer, documents, weights
-    finally:
-        model.train(was_training)
+        reader.run(some, mask, keep)
+
+    for documents, layers in run_in_blocks(model, tokens, run, attention_mask, block, device):
+        for layer, weights in enumerate(layers, start=1):
+            check_finite(weights, layer, first=documents.start)
+            yield layer, documents, weights
 
 
 def attention_fields(

@@ -29,7 +29,7 @@ def _copy_diagonals(field: torch.Tensor, lags: np.ndarray, convention: str, out)
     """Fill ``out (N, lag, longest)`` with the field along the diagonal of each lag, then zeros."""
     t = field.shape[-1]
     reach, done = t - np.abs(lags), 0
-    if lags[0] >= 0:  # the entries that all of these diagonals have: one copy, better cached
+    if lags[0] >= 0:  # the entries that all of these diagonals have: in one copy
         done = int(reach[-1])
         document, query, key = field.stride()
         step, along = (key if convention == "published" else query), query + key

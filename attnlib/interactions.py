@@ -8,9 +8,9 @@ import numpy as np
 import torch
 import xarray as xr
 
-from .capture import reader_of
-from .device import pick_device
-from .errors import InputError, check_whole, check_windows
+from .capture import reader_of, run_in_blocks
+from .ensemble import check_finite
+from .errors import InputError, check_windows
 from .routing import METHODS, singular_rank, small_parts
 
 BLOCK_BYTES = 64 * 2**20
@@ -39,7 +39,7 @@ def iter_interactions(
     attention_mask : torch.Tensor, optional
         ``(n, T)``, 0 for padding (transformers models): queries and keys of padding are zeros.
     block : int, optional
-        Documents a block; by default so many that a layer's factors take about 64 MiB.
+        Documents a block; by default so many that the factors of all layers take about 64 MiB.
     device : str, optional
         Where to run the model; by default where it is.
 
@@ -58,44 +58,24 @@ def iter_interactions(
     reader = reader_of(model)
     vocab = getattr(model.config, "vocab_size", None)
     check_windows(tokens, reader.context, least=1, vocab=vocab)
-    if attention_mask is not None and attention_mask.shape != tokens.shape:
-        raise InputError(
-            f"the mask has the shape {tuple(attention_mask.shape)}, the tokens "
-            f"{tuple(tokens.shape)}"
-        )
-    where = pick_device(device) if device else next(model.parameters()).device
-    model = model.to(where)
     if block is None:
         width = getattr(model.config, "d_model", None) or model.config.hidden_size
         block = max(1, BLOCK_BYTES // (8 * reader.n_layer * tokens.shape[1] * width))
-    check_whole("block", block)
-    was_training = model.training
-    model.eval()
-    try:
-        for start in range(0, len(tokens), block):
-            documents = slice(start, min(start + block, len(tokens)))
-            mask = attention_mask[documents].to(where) if attention_mask is not None else None
-            layers: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-            def keep(layer, query, key, layers=layers, mask=mask):
-                query, key = query.float(), key.float()
-                if mask is not None:
-                    query, key = (x * mask[:, None, :, None] for x in (query, key))
-                layers.append((query, key))
+    def run(some, mask, layers):
+        def keep(layer, *factors):
+            factors = [x.float() for x in factors]
+            if mask is not None:
+                factors = [x * mask[:, None, :, None] for x in factors]
+            layers.append(factors)
 
-            with torch.no_grad():
-                reader.run_factors(tokens[documents].to(where), mask, keep)
-            for layer, (query, key) in enumerate(layers, start=1):
-                finite = torch.isfinite(query.sum((1, 2, 3)) + key.sum((1, 2, 3)))
-                if not bool(finite.all()):
-                    snapshot = documents.start + int((~finite).nonzero()[0, 0])
-                    raise InputError(
-                        f"layer {layer}, snapshot {snapshot} holds a value that is not finite: "
-                        "leave that document out, or look for the overflow in the model"
-                    )
-                yield layer, documents, query, key
-    finally:
-        model.train(was_training)
+        reader.run_factors(some, mask, keep)
+
+    for documents, layers in run_in_blocks(model, tokens, run, attention_mask, block, device):
+        for layer, factors in enumerate(layers, start=1):
+            for factor in factors:
+                check_finite(factor, layer, first=documents.start)
+            yield layer, documents, *factors
 
 
 def interaction_ranks(

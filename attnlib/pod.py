@@ -230,7 +230,6 @@ def spectrum(gram: xr.DataArray) -> xr.DataArray:
     xarray.DataArray
         ``(..., scale, mode)``: the N - 1 that can differ from 0, descending, float64.
     """
-    # By torch, as all else here: NumPy's threads would keep the cores busy after the call.
     values = torch.linalg.eigvalsh(torch.from_numpy(check_gram(gram).values)).numpy()
     values = values[..., :0:-1] / gram.sizes["snapshot"]
     coords = {k: v for k, v in gram.coords.items() if k not in GRAM_ONLY}

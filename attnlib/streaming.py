@@ -128,5 +128,6 @@ def _gram_of(packed: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor,
                 for i in range(0, n, ROWS):  # up to the diagonal: the rest is its mirror image
                     rows = slice(i, min(i + ROWS, n))
                     one[rows, : rows.stop].addmm_(weighted[rows], u[: rows.stop].T)
-    lower = total.tril()
-    return lower + lower.mT - torch.diag_embed(total.diagonal(dim1=1, dim2=2)), rounding
+    for one in total:
+        one.tril_().add_(one.tril(-1).mT)
+    return total, rounding
