@@ -36,6 +36,7 @@ ROOMS = {
         "windows",
     ],
     "device": ["pick_device"],
+    "dynamics": ["largest_real", "residual_scale"],
     "ensemble": ["fluctuation", "lag_mean", "lag_rows", "reynolds"],
     "errors": ["InputError"],
     "evaluation": [
@@ -62,7 +63,7 @@ ROOMS = {
     ],
     "hub": ["PRETRAINED", "pretrained", "token_windows"],
     "inference": ["early_and_late", "rank_correlation", "trainings_interval", "within_slope"],
-    "interactions": ["interaction_ranks", "iter_interactions"],
+    "interactions": ["interaction_ranks", "iter_interactions", "position_shares"],
     "kernels": ["head_kernels", "kernel_ranks"],
     "lagmodes": ["profile_features", "row_modes"],
     "nulls": [
@@ -87,6 +88,7 @@ ROOMS = {
         "by_run",
         "every_run",
         "held_out_windows",
+        "kept_models",
         "load_runs",
         "run_folder",
         "run_recipe",
@@ -108,6 +110,7 @@ ROOMS = {
     "stability": ["half_modes", "split_half"],
     "store": ["load", "provenance", "save", "values_digest"],
     "streaming": ["stream_gram"],
+    "surgery": ["keep_routing", "truncate_filtering", "truncate_routing"],
     "texts": ["count_correlations", "strongest_rows", "text_counts", "token_share"],
     "training": ["TrainConfig", "train"],
     "wavelet": ["morlet_cwt", "period_to_scale", "scale_grid", "scale_to_period"],

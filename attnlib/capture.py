@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
 from .device import pick_device
 from .errors import InputError, check_whole
+
+# Attribute of an attention module while something else stands for its logits: a function of
+# (query, key, damping), see `logits_replaced`.
+REPLACED = "_attnlib_logits"
 
 
 class _OurModel:
@@ -30,21 +36,87 @@ class _OurModel:
         self._check_mask(mask)
         self.model(tokens, on_attention=on_attention)
 
-    def run_factors(self, tokens, mask, on_factors) -> None:
-        """Call ``on_factors(layer, query, key)`` with ``query key^T`` the layer's logits."""
+    def run_heads(self, tokens, mask, on_heads) -> None:
+        """Call ``on_heads(layer, query, key, damping)``: queries with the scale of the logits.
+
+        The logits are q k^T, before gates and the mask, and the damping None; in S-D attention they
+        are q k^T - k q^T less the damping on the diagonal. Grouped keys are repeated for each of
+        their heads.
+        """
+
+        def read(layer, module, x):
+            on_heads(layer, *_scaled_heads(module, x), _damping(module, x))
+
+        self._run(tokens, mask, read)
+
+    def _run(self, tokens, mask, read) -> None:
         self._check_mask(mask)
         hooks = []
         try:
-            for layer, block in enumerate(self.model.blocks):
+            for layer, module in enumerate(self.attention_modules()):
 
                 def hook(module, inputs, layer=layer):
-                    on_factors(layer, *module.factors(inputs[0]))
+                    read(layer, module, inputs[0])
 
-                hooks.append(block.attention.register_forward_pre_hook(hook))
+                hooks.append(module.register_forward_pre_hook(hook))
             self.model(tokens)
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def attention_modules(self) -> list:
+        """The attention of each layer."""
+        return [block.attention for block in self.model.blocks]
+
+    def _check_kind(self, module) -> None:
+        if hasattr(module, "token_energy"):
+            raise InputError(
+                f"{type(module).__name__} gates its weights, so they are more than the softmax of "
+                "routing and filtering: take a model of softmax or sd attention"
+            )
+
+    @contextmanager
+    def replaced(self):
+        """While it lasts, modules with the attribute `REPLACED` use it."""
+
+        def put(module):
+            def attend(x, q, k, v, dropout, need_weights):
+                logits = getattr(module, REPLACED)(
+                    q / math.sqrt(q.shape[-1]), k, _damping(module, x)
+                )
+                weights = _softmax(logits, None, causal=True).to(v.dtype)
+                return weights @ v, weights if need_weights else None
+
+            module.attend = attend
+
+        own = [m for m in self.attention_modules() if hasattr(m, REPLACED)]
+        own = [m for m in own if "attend" not in m.__dict__]  # not those of a context around this
+        try:
+            for module in own:
+                self._check_kind(module)
+                put(module)
+            yield
+        finally:
+            for module in own:
+                module.__dict__.pop("attend", None)
+
+
+def _scaled_heads(module, x) -> tuple[torch.Tensor, torch.Tensor]:
+    q, k, _ = module.heads(x)
+    return q / math.sqrt(q.shape[-1]), k
+
+
+def _damping(module, x) -> torch.Tensor | None:
+    return module.token_damping(x) if hasattr(module, "token_damping") else None
+
+
+def _softmax(logits, mask, causal: bool) -> torch.Tensor:
+    if mask is not None:
+        logits = logits + mask
+    elif causal:
+        seen = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
+        logits = logits.masked_fill(~seen, float("-inf"))
+    return logits.softmax(-1)
 
 
 class _HuggingFaceModel:
@@ -66,63 +138,106 @@ class _HuggingFaceModel:
     def run(self, tokens, mask, on_attention) -> None:
         """As :meth:`_OurModel.run`."""
 
-        def attend(layer, eager, module, query, key, value, attention_mask, **kwargs):
-            out, weights = eager(module, query, key, value, attention_mask, **kwargs)
+        def attend(layer, module, query, key, value, attention_mask, **kwargs):
+            out, weights = _attend(module, query, key, value, attention_mask, **kwargs)
             on_attention(layer, weights)
             return out
 
         self._run(tokens, mask, attend)
 
-    def run_factors(self, tokens, mask, on_factors) -> None:
-        """As :meth:`_OurModel.run_factors`; grouped keys are repeated for each of their heads."""
+    def run_heads(self, tokens, mask, on_heads) -> None:
+        """As :meth:`_OurModel.run_heads`."""
 
-        def attend(layer, eager, module, query, key, value, attention_mask, scaling=None, **kwargs):
-            if kwargs.get("softcap") or kwargs.get("position_bias") is not None:
-                raise InputError(
-                    f"the logits of {type(module).__name__} are more than a product of queries and "
-                    "keys, so its interaction cannot be captured"
-                )
-            scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-            on_factors(layer, query * scale, key.repeat_interleave(len(query[0]) // len(key[0]), 1))
-            return eager(module, query, key, value, attention_mask, scaling=scale, **kwargs)[0]
+        def attend(layer, module, query, key, value, attention_mask, **kwargs):
+            on_heads(layer, *_scaled(module, query, key, **kwargs), None)
+            return _attend(module, query, key, value, attention_mask, **kwargs)[0]
 
         self._run(tokens, mask, attend)
 
-    def _run(self, tokens, mask, attend) -> None:
-        import sys
+    def attention_modules(self) -> list:
+        """The attention of each layer, as a run over one token meets them."""
+        modules = []
 
+        def attend(layer, module, *inputs, **kwargs):
+            modules.append(module)
+            return _attend(module, *inputs, **kwargs)[0]
+
+        where = next(self.model.parameters()).device
+        with torch.no_grad():
+            self._run(torch.zeros(1, 1, dtype=torch.long, device=where), None, attend)
+        return modules
+
+    @contextmanager
+    def replaced(self):
+        """As :meth:`_OurModel.replaced`."""
+        with self._attending(_attend, "attnlib_replaced"):
+            yield
+
+    @contextmanager
+    def _attending(self, function, name: str):
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import eager_mask
 
+        AttentionInterface.register(name, function)
+        AttentionMaskInterface.register(name, eager_mask)
+        before = self.model.config._attn_implementation
+        try:
+            self.model.set_attn_implementation(name)
+            yield
+        finally:
+            self.model.set_attn_implementation(before)
+
+    def _run(self, tokens, mask, attend) -> None:
         seen = []
 
-        def capture(module, query, key, value, attention_mask, **kwargs):
-            eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-            if eager is None:
-                raise InputError(
-                    f"{type(module).__name__} has no eager attention function, so its attention "
-                    "cannot be captured"
-                )
-            out = attend(len(seen), eager, module, query, key, value, attention_mask, **kwargs)
+        def capture(module, *inputs, **kwargs):
+            out = attend(len(seen), module, *inputs, **kwargs)
             seen.append(type(module).__name__)
             return out, None
 
-        AttentionInterface.register(self.NAME, capture)
-        AttentionMaskInterface.register(self.NAME, eager_mask)
-        before = self.model.config._attn_implementation
-        try:
-            self.model.set_attn_implementation(self.NAME)
+        with self._attending(capture, "attnlib_capture"):
             self.model(
                 input_ids=tokens,
                 attention_mask=mask if mask is not None else tokens.new_ones(tokens.shape),
             )
-        finally:
-            self.model.set_attn_implementation(before)
         if len(seen) != self.n_layer:
             raise InputError(
                 f"{type(self.model).__name__} used transformers' attention interface in "
                 f"{len(seen)} of its {self.n_layer} layers: its attention cannot be captured"
             )
+
+
+def _attend(module, query, key, value, attention_mask, **kwargs):
+    """A module's eager attention, or what stands for it: output ``(B, T, H, D)`` and weights."""
+    import sys
+
+    logits = getattr(module, REPLACED, None)
+    if logits is not None:
+        query, key = _scaled(module, query, key, **kwargs)
+        causal = getattr(module, "is_causal", False)
+        weights = _softmax(logits(query, key, None), attention_mask, causal).to(value.dtype)
+        value = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
+        return (weights @ value).transpose(1, 2).contiguous(), weights
+    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if eager is None:
+        raise InputError(
+            f"{type(module).__name__} has no eager attention function, so its attention cannot be "
+            "captured"
+        )
+    if kwargs.get("scaling") is None:
+        kwargs["scaling"] = query.shape[-1] ** -0.5
+    return eager(module, query, key, value, attention_mask, **kwargs)
+
+
+def _scaled(module, query, key, scaling=None, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries with the scale of the logits, and keys, once for each head that uses them."""
+    if kwargs.get("softcap") or kwargs.get("position_bias") is not None:
+        raise InputError(
+            f"the logits of {type(module).__name__} are more than a product of queries and keys, "
+            "so its interaction cannot be captured"
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return query * scale, key.repeat_interleave(query.shape[1] // key.shape[1], 1)
 
 
 def reader_of(model):

@@ -44,6 +44,25 @@ CLAIMS = {
     "B1": ("filtering dominates pretrained heads", "1,776 heads of 5 models"),
     "B2": ("routing has a low rank, far below the head's capacity", "the same heads"),
     "B3": ("every standard head is unstable", "an eigenvalue with Re > 0 in all"),
+    "B4": ("S-D attention is stable by construction", "Re ≤ 0 for every eigenvalue"),
+    "B5": ("S-D attention trains without layer normalisation", "at all of six sizes"),
+    "B6": (
+        "routing forms a cascade over depth",
+        "rank 2 in layer 1, a plateau at 2–3, more than 10 planes at the end",
+    ),
+    "B7": ("the last layer's rank follows the head size, not the depth", "six sizes"),
+    "B8": (
+        "the cascade is the same at every scale",
+        "layers at minimum rank: 33% (18M) to 92% (355M)",
+    ),
+    "B9": ("filtering collapses to one scalar a head", "+0.3 perplexity"),
+    "B10": ("S-D attention without its routing fails", "catastrophically"),
+    "B14": (
+        "the two kinds are each other's inverse",
+        "standard: filtering cannot be cut, routing can; S-D: the reverse",
+    ),
+    "B15": ("layer normalisation hides the cascade", "the cascade shows without it"),
+    "X1": ("what is the low rank of routing made of?", "not asked"),
 }
 
 VERDICTS = ("reproduced", "partly", "not reproduced", "not measurable at this size")

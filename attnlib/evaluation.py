@@ -7,6 +7,7 @@ import math
 import torch
 import torch.nn.functional as F
 
+from .capture import reader_of
 from .device import autocast
 from .errors import InputError, check_whole, check_windows
 
@@ -18,8 +19,9 @@ def position_losses(
 
     Parameters
     ----------
-    model : GPT
-        Evaluated in evaluation mode, on its own device, and put back as it was.
+    model : GPT or transformers.PreTrainedModel
+        A causal language model, evaluated in evaluation mode, on its own device, and put back as it
+        was.
     tokens : torch.Tensor
         ``(n, T + 1)`` windows.
 
@@ -31,7 +33,8 @@ def position_losses(
     Raises
     ------
     InputError
-        Tokens that are no windows, are not of the model's vocabulary, or longer than its context.
+        Tokens that are no windows, are not of the model's vocabulary, or longer than its context; a
+        model that does not give the logits of a next token.
     """
     _check_scored(model, tokens)
     device = next(model.parameters()).device
@@ -41,6 +44,8 @@ def position_losses(
         for block in tokens.split(batch_size):
             block = block.to(device)
             logits = model(block[:, :-1])[0].float()  # (B, T, vocab)
+            if logits.shape[-1] != model.config.vocab_size:
+                raise InputError(f"{type(model).__name__} does not predict tokens: it has no loss")
             nats = F.cross_entropy(logits.transpose(1, 2), block[:, 1:], reduction="none")
             losses.append(nats.cpu())
     model.train(was_training)
@@ -49,8 +54,8 @@ def position_losses(
 
 def _check_scored(model, tokens) -> None:
     """Windows ``(n, T + 1)`` whose last token is scored and never seen."""
-    config = model.config
-    check_windows(tokens, config.context, extra=1, least=1, vocab=config.vocab_size)
+    vocab = model.config.vocab_size
+    check_windows(tokens, reader_of(model).context, extra=1, least=1, vocab=vocab)
 
 
 def window_losses(model, tokens: torch.Tensor, **options) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +11,9 @@ from torch import nn
 
 from .attention import NORMALIZE_OVER, EnergyGatedAttention, SoftmaxAttention
 from .errors import InputError, check_whole
+from .sd import SDAttention
 
-ATTENTION_KINDS = ("softmax", "ega-1", "ega-2", "ega-c")
+ATTENTION_KINDS = ("softmax", "ega-1", "ega-2", "ega-c", "sd")
 EGA_C_FILTERS = (3, 7, 15, 31)
 
 
@@ -32,8 +33,9 @@ class GPTConfig:
     n_head : int or tuple of int
         Heads a layer; a tuple gives one number per layer (and then `head_size` is required).
     attention : str or tuple of str
-        ``"softmax"``, ``"ega-1"``, ``"ega-2"`` (1 or 2 linear gate scales) or ``"ega-c"`` (causal
-        convolutions of lengths 3, 7, 15, 31); a tuple gives one kind per layer.
+        ``"softmax"``, ``"ega-1"``, ``"ega-2"`` (1 or 2 linear gate scales), ``"ega-c"`` (causal
+        convolutions of lengths 3, 7, 15, 31) or ``"sd"`` (skew routing less positive damping); a
+        tuple gives one kind per layer.
     head_size : int or tuple of int, optional
         ``d_model // n_head`` by default; a tuple gives one size per layer.
     dropout : float
@@ -98,6 +100,14 @@ class GPTConfig:
             raise InputError(f"{name} names {len(value)} layers, but the model has {self.n_layer}")
         return tuple(value)
 
+    def sized(self, size: str) -> GPTConfig:
+        """The same model at another size, "LAYERSxWIDTHxHEADS", as in "12x768x12"."""
+        parts = str(size).split("x")
+        if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+            raise InputError(f"a size is layers x width x heads, as in 12x768x12, not {size!r}")
+        n_layer, d_model, n_head = map(int, parts)
+        return replace(self, n_layer=n_layer, d_model=d_model, n_head=n_head, head_size=None)
+
     def to_dict(self) -> dict:
         """Plain values, for JSON."""
         return asdict(self)
@@ -117,6 +127,8 @@ def _make_attention(config: GPTConfig, layer: int) -> nn.Module:
     shape = (config.d_model, n_head, size, config.dropout)
     if kind == "softmax":
         return SoftmaxAttention(*shape)
+    if kind == "sd":
+        return SDAttention(*shape)
     gate = {"filters": EGA_C_FILTERS} if kind == "ega-c" else {"n_scales": int(kind[-1])}
     return EnergyGatedAttention(*shape, **gate, normalize_over=config.normalize_over)
 

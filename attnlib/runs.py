@@ -146,8 +146,9 @@ def load_runs(
     training_seed: int | None = None,
     names=(),
     device: str = "auto",
+    source: str = FIRST,
 ):
-    """Models that notebook 01 trained, and document windows of its validation text.
+    """Models that a notebook trained, and document windows of the validation text.
 
     Parameters
     ----------
@@ -162,6 +163,8 @@ def load_runs(
     names : sequence of str
         Which models; all by default.
     device : str
+    source : str
+        Results file of the notebook that trained them, by default the first.
 
     Returns
     -------
@@ -177,14 +180,14 @@ def load_runs(
         such model or seed, or the text is not the one that it used.
     """
     results = Path(results)
-    trained = load(results / FIRST)
+    trained = load(results / source)
     seeds = [int(s) for s in trained["seed"].values]
     training_seed = seeds[0] if training_seed is None else training_seed
     there = [str(m) for m in trained["model"].values]
     names = list(names) or there
     if training_seed not in seeds or not set(names) <= set(there):
         raise InputError(
-            f"notebook 01 trained {', '.join(there)} with seeds {seeds}, not "
+            f"notebook {source[:2]} trained {', '.join(there)} with seeds {seeds}, not "
             f"{', '.join(names)} with seed {training_seed}"
         )
     models = {n: _trained_model(results, trained, n, training_seed, device) for n in names}
@@ -193,12 +196,14 @@ def load_runs(
     return models, tokens, trained.attrs["corpus_hash"]
 
 
-def every_run(results, *, names=(), device: str = "auto") -> dict[tuple[str, int], GPT]:
-    """All trainings of notebook 01, of every seed.
+def every_run(
+    results, *, names=(), device: str = "auto", source: str = FIRST
+) -> dict[tuple[str, int], GPT]:
+    """All trainings of a notebook, of every seed.
 
     Parameters
     ----------
-    results, names, device
+    results, names, device, source
         As in :func:`load_runs`, which raises the same errors.
 
     Returns
@@ -207,23 +212,61 @@ def every_run(results, *, names=(), device: str = "auto") -> dict[tuple[str, int
         (Name, seed) to the model, the first seed's models first.
     """
     results = Path(results)
-    trained = load(results / FIRST)
+    trained = load(results / source)
     names = list(names) or [str(m) for m in trained["model"].values]
-    seeds = [int(s) for s in trained["seed"].values]
-    return {(n, s): _trained_model(results, trained, n, s, device) for s in seeds for n in names}
+    pairs = [(n, int(s)) for s in trained["seed"].values for n in names]
+    return {
+        (n, s): _trained_model(results, trained, n, s, device)
+        for n, s in pairs
+        if _mark_of(trained, n, s)
+    }
+
+
+def kept_models(
+    results, name: str, seed: int, *, device: str = "auto", source: str = FIRST
+) -> dict[int, GPT]:
+    """One training as it went on: its model at each step that was kept.
+
+    Parameters
+    ----------
+    results, device, source
+        As in :func:`load_runs`, which raises the same errors.
+    name : str
+    seed : int
+
+    Returns
+    -------
+    dict of int to GPT
+        Step to model: 0, the initial weights; ``keep_steps`` of the training; and its last.
+    """
+    results = Path(results)
+    trained = load(results / source)
+    last = _trained_model(results, trained, name, seed, device)
+    folder = run_folder(results / "models", name, seed)
+    models = {0: untrained(last, seed=seed)}
+    for path in sorted(folder.glob("kept-*")):
+        model, meta = load_checkpoint(path, device=device)
+        _check_mark(meta, trained, name, seed)
+        models[meta["step"]] = model
+    return models | {load_checkpoint(folder / "final")[1]["step"]: last}
 
 
 def _trained_model(results: Path, trained, name: str, seed: int, device: str) -> GPT:
-    """One model of notebook 01, if its checkpoint is the one that the results speak of."""
+    """One model of a notebook, if its checkpoint is the one that the results speak of."""
     folder = run_folder(results / "models", name, seed) / "final"
     model, meta = load_checkpoint(folder, device=device)
     _check_mark(meta, trained, name, seed)
     return model
 
 
+def _mark_of(trained, name: str, seed: int) -> str:
+    """Fingerprint of a run, or nothing where a model was not trained from that seed."""
+    return str(trained["fingerprint"].sel(model=name, seed=seed).item())
+
+
 def _check_mark(meta: dict, trained, name: str, seed: int) -> None:
-    if meta["fingerprint"] != trained["fingerprint"].sel(model=name, seed=seed).item():
-        raise InputError(f"the checkpoint of {name} is of another run: run notebook 01 again")
+    if meta["fingerprint"] != _mark_of(trained, name, seed):
+        raise InputError(f"the checkpoint of {name} is of another run: run its notebook again")
 
 
 def held_out_windows(results, n: int, length: int, *, seed: int = 0, part: str = "validation"):

@@ -41,6 +41,12 @@ class TrainConfig:
         Validation loss on `eval_windows` fixed disjoint windows, every `eval_every` steps.
     checkpoint_every : int
         A killed run loses at most this many steps.
+    keep_steps : tuple of int
+        Steps whose weights are kept, to look at the training afterwards; see
+        :func:`attnlib.kept_models`.
+    stop_if_diverged : bool
+        What to do when the loss is no longer finite. False: an error. True: end the run there, with
+        the last weights that were finite, and ``diverged_at`` in its record.
     seed : int
         Data order and dropout. (The initial weights have the seed given to `GPT`.)
     tokenizer : {"char", "gpt2"}
@@ -63,6 +69,8 @@ class TrainConfig:
     eval_every: int = 250
     eval_windows: int = 64
     checkpoint_every: int = 250
+    keep_steps: tuple[int, ...] = ()
+    stop_if_diverged: bool = False
     seed: int = 0
     tokenizer: str = "char"
     device: str = "auto"
@@ -77,6 +85,8 @@ class TrainConfig:
                 raise InputError(
                     f"{name} is at least {least.get(name, 1)}, not {getattr(self, name)}"
                 )
+        if any(not 1 <= step <= self.steps for step in self.keep_steps):
+            raise InputError(f"keep_steps lie between 1 and {self.steps}, not {self.keep_steps}")
         if not (0 < self.learning_rate < math.inf and self.warmup >= 0 and self.clip > 0):
             raise InputError("learning_rate and clip are positive and finite, warmup not negative")
         if self.batch_size % self.accumulate:
@@ -135,7 +145,7 @@ def fingerprint(model_config: GPTConfig, config: TrainConfig, seed: int, corpus_
     """Hash of all that decides a run's weights: parameters, corpus and the code that trains."""
     code = "".join(
         (Path(__file__).parent / f"{name}.py").read_text()
-        for name in ("attention", "gpt", "training", "evaluation", "corpus")
+        for name in ("attention", "sd", "gpt", "training", "evaluation", "corpus")
     )
     ignored = ("checkpoint_every",)
     decisive = {k: v for k, v in asdict(config).items() if k not in ignored}
@@ -177,8 +187,10 @@ def train(
     model : GPT
         In evaluation mode, on the device of `config`.
     meta : dict
-        ``history`` (``step``, ``train_loss``, ``val_loss``, ``val_loss_se``, ``grad_norm``),
-        ``model``, ``training``, ``corpus_hash``, ``characters`` and ``fingerprint``.
+        ``history`` (``step``, ``train_loss``, ``val_loss``, ``val_loss_se``, ``grad_norm``; the
+        training loss and the norm of the gradient before clipping are means over the steps since
+        the last entry), ``model``, ``training``, ``diverged_at`` (a step, or None),
+        ``corpus_hash``, ``characters`` and ``fingerprint``.
     """
     config = config or TrainConfig()
     device = pick_device(config.device)
@@ -237,7 +249,7 @@ class _Run:
             raise InputError(f"another process is training in {folder}: wait for it") from error
         for path in [*folder.glob(".*.tmp"), *folder.glob(".*.old")]:
             shutil.rmtree(path, ignore_errors=True)
-        for path in [self.final, *self.steps()]:
+        for path in [self.final, *self.steps(), *folder.glob("kept-*")]:
             if path.is_dir() and (other := self._mark(path)) != mark:
                 # Somebody may have waited hours for it: set it aside rather than delete it.
                 aside = folder / f"superseded-{other[:10]}-{path.name}"
@@ -263,10 +275,17 @@ class _Run:
         for path in older:
             shutil.rmtree(path)
 
+    def keep(self, step: int, model, meta: dict) -> None:
+        save_checkpoint(self.folder / f"kept-{step:08d}", model, meta={**meta, "step": step})
+
     def finish(self, model, meta: dict) -> None:
         save_checkpoint(self.final, model, meta=meta)
         for path in self.steps():
             shutil.rmtree(path)
+
+
+def _copy(model) -> dict[str, torch.Tensor]:
+    return {k: v.detach().clone() for k, v in model.state_dict().items()}
 
 
 def _train_loop(model, training, held_out, config, meta, run, shown):
@@ -276,12 +295,12 @@ def _train_loop(model, training, held_out, config, meta, run, shown):
     optimizer = _optimizer(model, config, device)
     history = {k: [] for k in ("step", "train_loss", "val_loss", "val_loss_se", "grad_norm")}
     torch.manual_seed(config.seed)
-    first, losses = 0, []
+    first, losses, norms, diverged = 0, [], [], None
     if run and run.steps():
         stored, weights, state = read_checkpoint(run.steps()[-1])
         check_keys(model, weights, run.folder)
         model.load_state_dict(weights)
-        losses = list(state.pop("losses").to(device))
+        losses, norms = (list(state.pop(k).to(device)) for k in ("losses", "norms"))
         _restore_training_state(state, model, optimizer, device)
         first, history = stored["step"], stored["history"]
     step_model = torch.compile(model) if config.compile else model
@@ -299,6 +318,7 @@ def _train_loop(model, training, held_out, config, meta, run, shown):
     )
     stream = batches(training, config.batch_size, context, seed=config.seed, start=first)
     micro = config.batch_size // config.accumulate
+    good = _copy(model) if config.stop_if_diverged else None
     model.train()
     with bar:
         for step in range(first, config.steps):
@@ -315,27 +335,39 @@ def _train_loop(model, training, held_out, config, meta, run, shown):
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             losses.append(total)
+            norms.append(norm)
             bar.update(tokens_per_step)
             done = step + 1
             due = (done % config.eval_every == 0, done % config.checkpoint_every == 0)
-            if (any(due) or done == config.steps) and not torch.isfinite(torch.stack(losses)).all():
-                raise InputError(
-                    f"{shown['desc']}: the loss is not finite at step {done}: lower learning_rate "
-                    f"({config.learning_rate}) or lengthen warmup ({config.warmup})"
-                )
+            if any(due) or done == config.steps:
+                if not torch.isfinite(torch.stack(losses + norms)).all():
+                    if good is None:
+                        raise InputError(
+                            f"{shown['desc']}: the loss is not finite at step {done}: lower "
+                            f"learning_rate ({config.learning_rate}) or lengthen warmup "
+                            f"({config.warmup})"
+                        )
+                    model.load_state_dict(good)
+                    diverged = done
+                    break
+                good = _copy(model) if config.stop_if_diverged else None
             if done % config.eval_every == 0 or done == config.steps:
-                recent = float(torch.stack(losses).mean())
-                losses = []
+                recent, norm = (float(torch.stack(x).mean()) for x in (losses, norms))
+                losses, norms = [], []
                 held = evaluate(model, held_out, precision=config.precision)
-                row = (done, recent, held["loss"], held["loss_se"], float(norm))
+                row = (done, recent, held["loss"], held["loss_se"], norm)
                 for key, value in zip(history, row, strict=True):
                     history[key].append(value)
                 bar.set_postfix(train=f"{recent:.3f}", val=f"{held['loss']:.3f}")
+            if run and done in config.keep_steps:
+                run.keep(done, model, meta)
             if run and done % config.checkpoint_every == 0 and done < config.steps:
                 state = _training_state(model, optimizer, device)
-                state["losses"] = torch.stack(losses).cpu() if losses else torch.zeros(0)
+                for key, values in (("losses", losses), ("norms", norms)):
+                    state[key] = torch.stack(values).cpu() if values else torch.zeros(0)
                 run.save(done, model, {**meta, "step": done, "history": history}, state)
-    meta = {**meta, "model": model.config.to_dict(), "step": config.steps, "history": history}
+    meta = {**meta, "step": diverged or config.steps, "diverged_at": diverged, "history": history}
+    meta["model"] = model.config.to_dict()
     if run:
         run.finish(model, meta)
     return model.eval(), meta
