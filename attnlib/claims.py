@@ -65,7 +65,8 @@ CLAIMS = {
     "X1": ("what is the low rank of routing made of?", "not asked"),
 }
 
-VERDICTS = ("reproduced", "partly", "not reproduced", "not measurable at this size")
+# The last is for a question that nobody has published an answer to.
+VERDICTS = ("reproduced", "partly", "not reproduced", "not measurable at this size", "new")
 
 
 def claim_row(claim: str, measured: str, verdict: str) -> dict[str, str]:
@@ -78,7 +79,8 @@ def claim_row(claim: str, measured: str, verdict: str) -> dict[str, str]:
     measured : str
         What was found, with its interval; made from results, never typed in.
     verdict : str
-        ``"reproduced"``, ``"partly"``, ``"not reproduced"`` or ``"not measurable at this size"``.
+        ``"reproduced"``, ``"partly"``, ``"not reproduced"``, ``"not measurable at this size"``, or
+        ``"new"`` for an answer that nothing published can be held against.
 
     Returns
     -------

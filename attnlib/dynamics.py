@@ -1,6 +1,8 @@
-"""How signals grow: eigenvalues of interactions, and the size of the residual stream by depth."""
+"""What signals do: eigenvalues of interactions, the residual stream by depth, embeddings."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -106,3 +108,36 @@ def residual_scale(model, tokens: torch.Tensor) -> xr.DataArray:
     blocks = [torch.stack(d) for _, d in run_in_blocks(model, tokens, run, None, 32, None)]
     values = torch.cat(blocks, 1).numpy()
     return xr.DataArray(values, {"depth": np.arange(len(values))}, ("depth", "snapshot"))
+
+
+def embedding_shift(model, tokens: torch.Tensor) -> Callable:
+    """How far embeddings of texts move when a model is changed: what an encoder has for a loss.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+        An encoder, as it is now; the embedding of a text is the mean of its last hidden states.
+    tokens : torch.Tensor
+        ``(n, T)`` windows.
+
+    Returns
+    -------
+    callable
+        ``shift(model)``, ``(n,)`` float64 on the CPU: cosine distances between the embeddings that
+        the model gives then and those of now.
+
+    References
+    ----------
+    Reimers & Gurevych 2019 (arXiv 1908.10084): mean pooling.
+    """
+    reader = reader_of(model)
+    vocab = getattr(model.config, "vocab_size", None)
+    check_windows(tokens, reader.context, least=1, vocab=vocab)
+
+    def embed(model):
+        with torch.no_grad():
+            hidden = model(tokens.to(next(model.parameters()).device))[0]
+        return hidden.mean(1).double().cpu()
+
+    before = embed(model)
+    return lambda model: 1 - torch.cosine_similarity(embed(model), before, -1)

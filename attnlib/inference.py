@@ -41,6 +41,56 @@ def early_and_late(x, n_early: int = 2, n_late: int | None = 2):
     return early.mean("layer"), late.mean("layer")
 
 
+def over_texts(values: xr.DataArray, n_resamples: int = 1000, seed: int = 0) -> xr.Dataset:
+    """Mean over texts with its 95% interval, from resampling texts (percentiles of a bootstrap).
+
+    Parameters
+    ----------
+    values : xarray.DataArray
+        ``(snapshot, ...)`` in any order, finite; at least 3 texts.
+    n_resamples : int
+    seed : int
+
+    Returns
+    -------
+    xarray.Dataset
+        ``estimate``, ``low``, ``high``, without `snapshot`.
+
+    Raises
+    ------
+    InputError
+        No dimension `snapshot`, fewer than 3 texts, or a value that is not finite.
+
+    References
+    ----------
+    Efron & Tibshirani 1993, chapter 13; `scipy.stats.bootstrap`.
+    """
+    from scipy import stats
+
+    if "snapshot" not in values.dims or values.sizes["snapshot"] < 3:
+        raise InputError(f"texts to resample are 3 or more along 'snapshot', not {values.sizes}")
+    if not np.isfinite(values.values).all():
+        raise InputError("a value to be averaged over texts is not finite")
+    by_text = values.transpose("snapshot", ...)
+    middle = by_text.mean("snapshot")
+    found = stats.bootstrap(
+        (by_text.values,),
+        np.mean,
+        axis=0,
+        n_resamples=check_whole("n_resamples", n_resamples, 2),
+        batch=200,
+        method="percentile",
+        rng=np.random.default_rng(check_whole("seed", seed, 0)),
+    ).confidence_interval
+    return xr.Dataset(
+        {
+            "estimate": middle,
+            "low": middle.copy(data=found.low),
+            "high": middle.copy(data=found.high),
+        }
+    )
+
+
 def rank_correlation(x, y, seed: int = 0) -> tuple[float, float]:
     """Spearman's correlation, and its p-value from permutations.
 

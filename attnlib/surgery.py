@@ -51,9 +51,34 @@ class _Own:
         return ((q * k).sum(-1) if self.damping is None else -self.damping.double()).mean(-1)
 
 
-def truncate_routing(
-    model, rank: int, *, layers: Sequence[int] | None = None, reference: torch.Tensor | None = None
-):
+def reference_means(model, tokens: torch.Tensor) -> dict[int, _Means]:
+    """What the cuts of this room ask of a reference, read once for several of them.
+
+    Parameters
+    ----------
+    model : GPT or transformers.PreTrainedModel
+    tokens : torch.Tensor
+        ``(n, T)`` windows.
+
+    Returns
+    -------
+    dict
+        By layer, from 1: second moments and means of queries and keys, float64.
+
+    Raises
+    ------
+    InputError
+        As :func:`attnlib.iter_interactions`.
+    """
+    sums: dict[int, list] = {}
+    for layer, _, query, key, damping in iter_heads(model, tokens):
+        own = _Own(torch.cat([query, key], -1), damping)
+        new = [x.sum(0) for x in (own.gram, own.mean, own.self_logit)]
+        sums[layer] = [a + b for a, b in zip(sums.get(layer, [0, 0, 0]), new, strict=True)]
+    return {layer: _Means(*(x / len(tokens) for x in three)) for layer, three in sums.items()}
+
+
+def truncate_routing(model, rank: int, *, layers: Sequence[int] | None = None, reference=None):
     """Cut the routing of every head to its leading planes of rotation.
 
     Parameters
@@ -64,11 +89,11 @@ def truncate_routing(
         Even, from 0 (no routing) to twice the head size (all of it).
     layers : sequence of int, optional
         From 1; all by default.
-    reference : torch.Tensor, optional
-        ``(n, T)`` windows of tokens. The cut is then one fixed map a head, the best for the routing
-        of these windows, which could be built into a model. Without it each window has its own
-        best cut; it depends on later tokens too, so that a loss measured with it is a bound, not
-        what a causal model could reach.
+    reference : torch.Tensor or dict, optional
+        ``(n, T)`` windows of tokens, or what :func:`reference_means` made of them. The cut is then
+        one fixed map a head, the best for the routing of these windows, which could be built into a
+        model. Without it each window has its own best cut; it depends on later tokens too, so that
+        a loss measured with it is a bound, not what a causal model could reach.
 
     Returns
     -------
@@ -91,19 +116,19 @@ def truncate_routing(
             f"..., not to {rank!r}"
         )
 
+    leading = _leading_of(-1, rank)
+
     def cut(means, a, scale):
         if rank > a.shape[-1]:
             raise InputError(f"routing has a rank of at most {a.shape[-1]} here, not {rank}")
         if rank == 0:
             return a.new_zeros(*a.shape[:-1], a.shape[-2])
-        return scale * (a @ _leading(means.gram, -1, rank).to(a.dtype) @ a.mT)
+        return scale * (a @ leading(means).to(a.dtype) @ a.mT)
 
     return _changed(model, "routing", cut, layers, reference)
 
 
-def keep_routing(
-    model, part: str, *, layers: Sequence[int] | None = None, reference: torch.Tensor | None = None
-):
+def keep_routing(model, part: str, *, layers: Sequence[int] | None = None, reference=None):
     """Leave of the routing only its potential, or only its cyclic part (:func:`attnlib.hodge`).
 
     Parameters
@@ -111,8 +136,8 @@ def keep_routing(
     model, layers
         As in :func:`truncate_routing`.
     part : {"potential", "cyclic"}
-    reference : torch.Tensor, optional
-        ``(n, T)`` windows, over which the mean query and the mean key are taken that make the
+    reference : torch.Tensor or dict, optional
+        As there: windows over which the mean query and the mean key are taken that make the
         potential. Without it they are those of each window, later tokens included.
 
     Returns
@@ -131,11 +156,7 @@ def keep_routing(
 
 
 def truncate_filtering(
-    model,
-    rank: int | str,
-    *,
-    layers: Sequence[int] | None = None,
-    reference: torch.Tensor | None = None,
+    model, rank: int | str, *, layers: Sequence[int] | None = None, reference=None
 ):
     """Cut the filtering of every head to its leading directions, or to one scalar.
 
@@ -157,6 +178,8 @@ def truncate_filtering(
     if not whole and rank != "scalar":
         raise InputError(f"filtering is cut to a whole rank or to 'scalar', not to {rank!r}")
 
+    leading = _leading_of(1, rank)
+
     def cut(means, a, scale):
         zeros = a.new_zeros(*a.shape[:-1], a.shape[-2])
         if rank == "scalar":
@@ -168,7 +191,7 @@ def truncate_filtering(
             raise InputError("the filtering of S-D attention is diagonal: cut it to 'scalar' or 0")
         if rank > a.shape[-1]:
             raise InputError(f"filtering has a rank of at most {a.shape[-1]} here, not {rank}")
-        return scale * (a @ _leading(means.gram, 1, rank).to(a.dtype) @ a.mT)
+        return scale * (a @ leading(means).to(a.dtype) @ a.mT)
 
     return _changed(model, "filtering", cut, layers, reference)
 
@@ -181,6 +204,20 @@ def _product(a: torch.Tensor, sign: int) -> torch.Tensor:
     q, k = a.chunk(2, -1)
     product = q @ k.mT
     return product + sign * product.mT
+
+
+def _leading_of(sign: int, rank) -> Callable:
+    """As `_leading`, from means; of a reference, whose means stay the same, found once."""
+    known: dict[int, torch.Tensor] = {}
+
+    def leading(means):
+        if isinstance(means, _Own):
+            return _leading(means.gram, sign, rank)
+        if id(means) not in known:
+            known[id(means)] = _leading(means.gram, sign, rank)
+        return known[id(means)]
+
+    return leading
 
 
 def _leading(gram: torch.Tensor, sign: int, rank: int) -> torch.Tensor:
@@ -209,17 +246,6 @@ def _leading(gram: torch.Tensor, sign: int, rank: int) -> torch.Tensor:
     return back @ kept @ back.mT
 
 
-def _reference_means(model, tokens: torch.Tensor, layers) -> dict[int, _Means]:
-    """Of some windows, by layer."""
-    sums: dict[int, list] = {}
-    for layer, _, query, key, damping in iter_heads(model, tokens):
-        if layer in layers:
-            own = _Own(torch.cat([query, key], -1), damping)
-            new = [x.sum(0) for x in (own.gram, own.mean, own.self_logit)]
-            sums[layer] = [a + b for a, b in zip(sums.get(layer, [0, 0, 0]), new, strict=True)]
-    return {layer: _Means(*(x / len(tokens) for x in three)) for layer, three in sums.items()}
-
-
 # ------------------------------------------------------------------ the change of a model
 
 
@@ -242,7 +268,10 @@ def _changed(model, kind: str, cut: Callable, layers, reference) -> Iterator:
     reader = reader_of(model)
     layers = check_layers(layers, reader.n_layer)
     modules = reader.attention_modules()
-    fixed = {} if reference is None else _reference_means(model, reference, layers)
+    if isinstance(reference, torch.Tensor):
+        reference = reference_means(model, reference)
+    if reference is not None and not set(layers) <= set(reference):
+        raise InputError("the reference is of another model: it lacks some of the layers")
     changed = []
     try:
         for layer in layers:
@@ -250,7 +279,7 @@ def _changed(model, kind: str, cut: Callable, layers, reference) -> Iterator:
             cuts = getattr(module, REPLACED, None) or _Cuts()
             if kind in cuts:
                 raise InputError(f"the {kind} of layer {layer} is cut already")
-            cuts[kind] = cut, fixed.get(layer)
+            cuts[kind] = cut, reference and reference[layer]
             changed.append((module, cuts))
             setattr(module, REPLACED, cuts)
         with reader.replaced():

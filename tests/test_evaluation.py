@@ -94,3 +94,23 @@ def test_ngrams_against_counting():
     assert ngram_loss(training, scored, 3) == pytest.approx(expected)
     with pytest.raises(InputError, match="order"):
         ngram_loss(training, scored, 3, order=3)
+
+
+def test_losses_of_transformers_models(hugging_face):
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=13, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=12,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    tokens = torch.randint(0, 13, (4, 9), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        wanted = [float(model(one[None, :-1], labels=None).logits[0].log_softmax(-1)
+                        .gather(-1, one[1:, None]).mean().neg()) for one in tokens]  # fmt: skip
+    np.testing.assert_allclose(window_losses(model, tokens), wanted, rtol=1e-5)
+    with pytest.raises(InputError, match="longer than the model's context of 12"):
+        window_losses(model, tokens.repeat(1, 2))
+    with pytest.raises(InputError, match="does not predict tokens"):
+        window_losses(hugging_face("bert"), tokens)

@@ -129,3 +129,14 @@ def test_heads_may_differ_by_layer():
 def test_impossible_head_sizes(size):
     with pytest.raises(InputError, match="head_size"):
         GPTConfig(n_layer=2, head_size=size)
+
+
+def test_a_size_is_layers_width_and_heads():
+    sized = GPTConfig(attention="sd", head_size=8).sized("3x48x4")
+    assert (sized.n_layer, sized.d_model, sized.n_head, sized.head_size) == (3, 48, 4, None)
+    assert sized.attention == "sd"
+    for bad in ("3x48", "3x48xfour", "3x-48x4", 7):
+        with pytest.raises(InputError, match="layers x width x heads"):
+            GPTConfig().sized(bad)
+    with pytest.raises(InputError, match="not a multiple"):
+        GPTConfig().sized("3x50x4")

@@ -14,6 +14,7 @@ from scipy import stats
 from attnlib import (
     InputError,
     early_and_late,
+    over_texts,
     rank_correlation,
     trainings_interval,
     within_slope,
@@ -106,3 +107,21 @@ def test_slope_within_groups_is_that_of_least_squares():
         within_slope(x, y, "head")
     with pytest.raises(InputError, match="no slope"):
         within_slope(x.isel(variant=[0]), x.isel(variant=[0]), "layer")
+
+
+def test_intervals_over_texts_are_those_of_resampled_texts():
+    rng = np.random.default_rng(0)
+    values = xr.DataArray(rng.normal(2.0, 1.0, size=(3, 40)), dims=("layer", "snapshot"))
+    found = over_texts(values, 4000, seed=1)
+    np.testing.assert_allclose(found["estimate"], values.mean("snapshot"))
+    # A bootstrap of a mean has the standard error of a mean.
+    error = values.std("snapshot") / np.sqrt(40)
+    np.testing.assert_allclose(found["high"] - found["low"], 2 * 1.96 * error, rtol=0.1)
+    xr.testing.assert_equal(found, over_texts(values, 4000, seed=1))
+    for bad, message in (
+        (values.rename(snapshot="text"), "snapshot"),
+        (values[:, :2], "3 or more"),
+        (values.where(values < 3), "not finite"),
+    ):
+        with pytest.raises(InputError, match=message):
+            over_texts(bad)

@@ -12,7 +12,9 @@ from attnlib import (
     hodge,
     interaction_ranks,
     iter_interactions,
+    position_shares,
     routing_rank,
+    singular_rank,
     split_interaction,
 )
 
@@ -102,3 +104,90 @@ def test_input_that_has_no_interaction(tiny_model):
         broken.blocks[1].attention.qkv.weight.fill_(float("nan"))
     with pytest.raises(InputError, match="layer 2, snapshot 0"):
         list(iter_interactions(broken, tokens))
+
+
+@pytest.mark.parametrize("attention", ["softmax", "sd"])
+def test_ranks_without_what_the_softmax_does_not_see(tiny_model, attention):
+    model = tiny_model(attention=attention)
+    tokens = torch.randint(0, 11, (3, 12), generator=torch.Generator().manual_seed(0))
+    found = interaction_ranks(model, tokens)["gauged_rank"].sel(rank_by="participation")
+    routing = split_interaction(logits_of(model, tokens).double())[0]
+    gauged = routing - routing.mean(-1, keepdim=True)
+    wanted = singular_rank(torch.linalg.svdvals(gauged))
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+
+
+def test_the_filtering_of_s_d_attention_is_its_damping(tiny_model):
+    model = tiny_model(attention="sd")
+    tokens = torch.randint(0, 11, (3, 12), generator=torch.Generator().manual_seed(0))
+    found = interaction_ranks(model, tokens)
+    x = model.token_embedding(tokens) + model.position_embedding(torch.arange(12))
+    with torch.no_grad():
+        damping = model.blocks[0].attention.token_damping(model.blocks[0].norm_1(x))
+    energy = damping.square().sum(-1).T  # (H, n)
+    np.testing.assert_allclose(found["filtering_energy"].sel(layer=1), energy, rtol=1e-5)
+    skew = logits_of(model, tokens).double().square().sum((-2, -1))
+    np.testing.assert_allclose(found["routing_energy"], skew, rtol=1e-4)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "sd"])
+def test_what_the_mean_of_other_texts_makes_is_a_potential(tiny_model, attention):
+    model = tiny_model(attention=attention)
+    tokens, others = torch.randint(0, 11, (2, 6, 12), generator=torch.Generator().manual_seed(0))
+    found = interaction_ranks(model, tokens, reference=others)
+    assert (found["mean_share"] <= found["potential_share"] + 1e-9).all()
+    # Of one text by itself the mean is its own, and all of the potential.
+    alone = interaction_ranks(model, tokens[:1], reference=tokens[:1])
+    np.testing.assert_allclose(alone["mean_share"], alone["potential_share"], atol=1e-9)
+    # Against the full matrices of the first layer.
+    query, key = next(iter(iter_interactions(model, others)))[2:]
+    mean_query, mean_key = (x.double().mean((0, 2)).unsqueeze(-2) for x in (query, key))
+    query, key = (x.double() for x in next(iter(iter_interactions(model, tokens)))[2:])
+    whole = split_interaction(query @ key.mT)[0]
+    if attention == "softmax":
+        rest = split_interaction((query - mean_query) @ (key - mean_key).mT)[0]
+        share = 1 - rest.square().sum((-2, -1)) / whole.square().sum((-2, -1))
+        np.testing.assert_allclose(found["mean_share"].sel(layer=1), share.T, atol=1e-6)
+
+
+def test_positions_alone_and_content_alone_are_told_apart(tiny_model):
+    """Where the answer is known: embeddings of positions alone, or of tokens alone."""
+    tokens = torch.randint(0, 11, (64, 12), generator=torch.Generator().manual_seed(0))
+    for kept, other in (("position", "token"), ("token", "position")):
+        model = tiny_model(n_layer=1)
+        with torch.no_grad():
+            getattr(model, f"{other}_embedding").weight.zero_()
+        found = position_shares(model, tokens)
+        if kept == "position":
+            np.testing.assert_allclose(found["position"], 1, atol=1e-5)
+            np.testing.assert_allclose(found["content"], 0, atol=1e-5)
+        else:
+            # Without positions a mean query is the same everywhere: it routes nothing by itself.
+            assert (np.abs(found["position"].sel(part="routing")) < 0.05).all()
+            assert (found["content"].sel(part="routing") > 0.3).all()
+    total = found["position"] + found["content"] + found["mixed"]
+    np.testing.assert_allclose(total, 1)
+
+
+def test_shares_of_positions_are_free_of_the_bias_of_a_mean(tiny_model):
+    """Tokens without order have no part of positions, however few the texts."""
+    model = tiny_model(n_layer=1)
+    with torch.no_grad():
+        model.position_embedding.weight.zero_()
+        model.token_embedding.weight.sub_(model.token_embedding.weight.mean(0))
+    many = []
+    for seed in range(40):
+        tokens = torch.randint(0, 11, (4, 12), generator=torch.Generator().manual_seed(seed))
+        many.append(position_shares(model, tokens).mean("head").isel(layer=0))
+    position = np.array([one["position"].values for one in many])  # (draw, part)
+    error = position.std(0, ddof=1) / np.sqrt(len(many))
+    assert (np.abs(position.mean(0)) < 4 * error + 0.02).all()
+
+
+def test_position_shares_refuse_too_few_texts(tiny_model):
+    with pytest.raises(InputError, match="at least 4"):
+        position_shares(tiny_model(), torch.zeros(3, 12, dtype=torch.long))
+    with pytest.raises(InputError, match="different numbers of heads"):
+        position_shares(
+            tiny_model(n_head=(1, 2), head_size=8), torch.zeros(4, 12, dtype=torch.long)
+        )

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnlib import GPT, GPTConfig, InputError, TrainConfig, train
+from attnlib import GPT, GPTConfig, InputError, TrainConfig, load_checkpoint, train
 from attnlib.training import _optimizer, learning_rate
 
 TEXT = "".join(chr(97 + (i * i + i // 7) % 13) for i in range(4000))
@@ -55,7 +56,7 @@ KILLED = """
 """
 
 
-@pytest.mark.parametrize("attention", ["softmax", "ega-1"])
+@pytest.mark.parametrize("attention", ["softmax", "ega-1", "sd"])
 def test_a_killed_run_ends_as_an_unbroken_one_bit_for_bit(tmp_path, attention):
     unbroken, whole = train(SHAPE, TEXT, SHORT, tmp_path / "unbroken", progress=False)
     code = textwrap.dedent(KILLED).format(
@@ -208,3 +209,41 @@ def test_the_progress_bar_shows_loss_speed_and_time_left(capsys):
     assert time.monotonic() - started < 60
     for part in ("mine", "tok/s", "train=", "val=", "100%"):
         assert part in shown
+
+
+def test_weights_are_kept_at_the_steps_asked_for(tmp_path):
+    config = replace(SHORT, keep_steps=(3, 12))
+    model, _ = train(SHAPE, TEXT, config, tmp_path, progress=False)
+    kept = sorted(p.name for p in tmp_path.glob("kept-*"))
+    assert kept == ["kept-00000003", "kept-00000012"]
+    last, meta = load_checkpoint(tmp_path / kept[1])
+    assert weights(last) == weights(model)
+    early, meta = load_checkpoint(tmp_path / kept[0])
+    assert meta["step"] == 3
+    assert weights(early) != weights(model)
+    with pytest.raises(InputError, match="keep_steps lie between 1 and 12"):
+        replace(SHORT, keep_steps=(13,))
+
+
+def test_a_diverged_run_is_an_error_or_ends_at_its_last_finite_weights(tmp_path, monkeypatch):
+    forward = GPT.forward
+    calls = []
+
+    def broken(self, tokens, targets=None, on_attention=None):
+        logits, loss = forward(self, tokens, targets, on_attention)
+        calls.append(1)
+        if targets is not None and self.training and len(calls) > 30:
+            loss = loss * math.inf
+        return logits, loss
+
+    monkeypatch.setattr(GPT, "forward", broken)
+    with pytest.raises(InputError, match="not finite at step"):
+        train(SHAPE, TEXT, replace(SHORT, steps=60, eval_every=6), tmp_path / "a", progress=False)
+    calls.clear()
+    stop = replace(SHORT, steps=60, eval_every=6, stop_if_diverged=True)
+    model, meta = train(SHAPE, TEXT, stop, tmp_path / "b", progress=False)
+    assert meta["diverged_at"] == meta["step"] < 60
+    assert meta["history"]["step"][-1] < meta["diverged_at"]
+    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+    monkeypatch.undo()
+    assert train(SHAPE, TEXT, SHORT, tmp_path / "c", progress=False)[1]["diverged_at"] is None

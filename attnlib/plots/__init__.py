@@ -23,7 +23,7 @@ from .modes import (
     stability_curves,
 )
 from .ranks import estimates_by_layer, rank_curves
-from .routing import eigenvalue_planes, heads_by_layer
+from .routing import eigenvalue_planes, heads_by_layer, routing_on_text, trimming_curves
 from .text import attention_on_text
 from .wavelets import (
     dominant_by_layer,
@@ -59,10 +59,12 @@ __all__ = [
     "rank_against_worth",
     "rank_curves",
     "reconstruction_error",
+    "routing_on_text",
     "scale_spectra",
     "scalogram_panels",
     "stability_curves",
     "transform_check",
+    "trimming_curves",
     "two_readings",
     "use_style",
     "verdict_counts",

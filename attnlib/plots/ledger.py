@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import matplotlib.pyplot as plt
 
-VERDICT_COLORS = ("#009E73", "#E69F00", "#D55E00", "0.7")
+VERDICT_COLORS = ("#009E73", "#E69F00", "#D55E00", "0.7", "#0072B2")
 
 
 def verdict_counts(rows: list[dict[str, str]], verdicts: tuple[str, ...]):
