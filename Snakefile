@@ -12,10 +12,17 @@ NOTEBOOKS = notebook_names()
 STAGE, SITE = f"build/stage/{PRESET}", f"build/book/{PRESET}"
 TIME_LIMIT = 600 if PRESET == "smoke" else 24 * 3600  # seconds that a cell may take
 JUPYTER_BOOK = Path(sys.executable).with_name("jupyter-book")
-# The first trains models side by side on all cores. The others that train take longest of the
-# rest, and start first, so that the short ones fill up what they leave idle.
+# The first trains models side by side on all cores. The others that train, and what waits for
+# them, take longest of the rest, and start first, so that the short ones fill up what they leave
+# idle.
 ALL_CORES = {"01_data_and_models"}
-FIRST = {"09_heads", "10_energy_gates"}
+PRIORITY = {
+    "12_sd_attention": 3,
+    "14_what_rank_two_means": 2,
+    "15_trimming": 2,
+    "09_heads": 1,
+    "10_energy_gates": 1,
+}
 
 
 def text_file(name):
@@ -54,7 +61,7 @@ for name in NOTEBOOKS:
             data=f"{RESULTS}/{name}.nc",
             executed=f"{RESULTS}/notebooks/{name}.ipynb",
         threads: workflow.cores if name in ALL_CORES else 1
-        priority: 1 if name in FIRST else 0
+        priority: PRIORITY.get(name, 0)
         resources:
             # With `--resources gpu=1` one notebook at a time has the GPU.
             gpu=1,

@@ -234,8 +234,13 @@ def position_shares(model, tokens: torch.Tensor, *, device: str | None = None) -
         raise InputError("the layers have different numbers of heads, which no array can hold")
     check_windows(tokens, least=4)
     n, half = len(tokens), len(tokens) // 2
-    halves = [_mean_heads(model, x, device, True) for x in (tokens[:half], tokens[half : 2 * half])]
-    means = _mean_heads(model, tokens, device, True)
+    halves = [_mean_heads(model, x, device, True) for x in (tokens[:half], tokens[half:])]
+    means = {
+        layer: [
+            (half * a + (n - half) * b) / n for a, b in zip(first, halves[1][layer], strict=True)
+        ]
+        for layer, first in halves[0].items()
+    }
     shape = (2, reader.n_layer, reader.n_head)
     total, content, position = (np.zeros(shape) for _ in range(3))
 

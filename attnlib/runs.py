@@ -67,8 +67,8 @@ def train_all(
         same batches in the same order.
     out : path-like
         The folder of a run is ``out/seed-SEED/NAME``.
-    seeds : sequence of int
-        Of initial weights, data order and dropout.
+    seeds : sequence of int, or dict of str to sequence of int
+        Of initial weights, data order and dropout; a dict gives each model its own.
     jobs : int, optional
         How many at a time. By default one on a GPU, else as many as there are cores; each has
         ``cores // jobs`` threads.
@@ -85,15 +85,15 @@ def train_all(
         As :func:`attnlib.train`, no runs at all, a seed given twice, or a checkpoint that another
         process replaced.
     """
-    if not runs or not len(seeds):
+    seeds = seeds if isinstance(seeds, dict) else dict.fromkeys(runs, seeds)
+    if not runs or set(seeds) != set(runs) or not all(len(some) for some in seeds.values()):
         raise InputError("no models to train: name at least one kind of attention and one seed")
-    if len(set(seeds)) < len(seeds):
-        raise InputError(f"a seed is given twice: {list(seeds)}")
-    for name in runs:
+    for name, some in seeds.items():
+        if len(set(some)) < len(some):
+            raise InputError(f"a seed is given twice: {list(some)}")
         if Path(name).name != name:
             raise InputError(f"{name!r} cannot be the name of a model: it is that of a folder too")
-    seeds = [check_whole("a seed", seed, 0) for seed in seeds]
-    tasks = [(name, seed) for name in runs for seed in seeds]
+    tasks = [(name, check_whole("a seed", seed, 0)) for name in runs for seed in seeds[name]]
     cores = os.cpu_count() or 1
     on_cpu = pick_device(config.device).type == "cpu"
     jobs = jobs or (min(len(tasks), cores) if on_cpu else 1)

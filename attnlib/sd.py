@@ -46,7 +46,7 @@ def sd_attention(q, k, v, damping, *, dropout: float = 0.0, need_weights: bool =
     Raises
     ------
     InputError
-        Shapes that do not fit.
+        Shapes that do not fit; a damping that is negative or not a number.
 
     References
     ----------
@@ -58,6 +58,16 @@ def sd_attention(q, k, v, damping, *, dropout: float = 0.0, need_weights: bool =
             f"queries and keys are (B, H, T, D) and the damping (B, H, T), not {tuple(q.shape)}, "
             f"{tuple(k.shape)} and {tuple(damping.shape)}"
         )
+    if not bool((damping >= 0).all()):
+        raise InputError(
+            f"the damping is the diagonal of D, which is not negative; here it is as low as "
+            f"{float(damping.min()):g}. Put it through softplus, as SDAttention does"
+        )
+    return _attend(q, k, v, damping, dropout, need_weights)
+
+
+def _attend(q, k, v, damping, dropout, need_weights):
+    """As `sd_attention`, of inputs that fit: looking at the damping would make a GPU wait."""
     if need_weights or dropout > 0:
         logits = sd_logits(q, k, damping)
         weights = logits.masked_fill(~causal_mask(q), float("-inf")).softmax(-1).to(v.dtype)
@@ -115,4 +125,4 @@ class SDAttention(SoftmaxAttention):
 
     def attend(self, x, q, k, v, dropout, need_weights):
         damping = self.token_damping(x)
-        return sd_attention(q, k, v, damping, dropout=dropout, need_weights=need_weights)
+        return _attend(q, k, v, damping, dropout, need_weights)

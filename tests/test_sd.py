@@ -100,3 +100,11 @@ def test_shapes_that_do_not_fit():
     q, k, v, damping = draw()
     with pytest.raises(InputError, match="damping"):
         sd_attention(q, k, v, damping[..., :-1])
+
+
+def test_a_negative_diagonal_is_refused():
+    q, k, v, damping = draw()
+    for bad, message in ((-0.5, "as low as -0.5"), (float("nan"), "as low as nan")):
+        damping[0, 1, 2] = bad
+        with pytest.raises(InputError, match=message):
+            sd_attention(q, k, v, damping)

@@ -91,6 +91,7 @@ def routing_on_text(words, routing, potential, title: str = "", *, most: int = 4
             )  # fmt: skip
         axis.set(xlim=(-0.7, n - 0.3), ylim=(-0.03 * n, 0.25 * n), yticks=[], ylabel=label)
         axis.spines["left"].set_visible(False)
+        axis.tick_params(axis="x", length=0)
     axes[2].bar(np.arange(n), -potential, color=MODEL_COLORS[1], width=0.6)
     axes[2].axhline(0, color="0.4", lw=0.8)
     axes[2].set_ylabel("−potential")
