@@ -93,10 +93,10 @@ def test_a_missing_result_is_made_again(tree):
 
 
 def test_a_mistake_in_the_preset_stops_the_graph_before_anything_runs(tree):
-    append(tree / "config" / "smoke.yaml", "  n_textz: 3\n")
+    append(tree / "config" / "smoke.yaml", "  few_rankz: [3]\n")
     done = run_graph("book", "--dry-run", cwd=tree)
     assert done.returncode != 0
-    assert "Did you mean 'n_texts'" in done.stdout + done.stderr
+    assert "Did you mean 'few_ranks'" in done.stdout + done.stderr
 
 
 def test_a_killed_build_continues(tree):

@@ -205,22 +205,22 @@ def test_parts_of_heads_are_parts(smoke):
 
 def test_s_d_models_are_trained_and_stable(smoke):
     data = load(smoke / "12_sd_attention.nc")
-    names = ["SD", "SD-bare", "BASE-bare", "SD-bare-2x16x2", "SD-bare-h4"]
+    names = ["standard", "standard-bare", "SD", "SD-bare", "SD-bare-2x16x2", "SD-bare-h4"]
     assert list(data["model"].values) == names
     runs = every_run(smoke, device="cpu", source="12_sd_attention.nc")
-    both = {(n, s) for n in names[:3] for s in (0, 1)}
-    assert set(runs) == both | {(n, 0) for n in names[3:]}
-    held_out = held_out_windows(smoke, 8, 33, seed=1)
+    both = {(n, s) for n in names[:4] for s in (0, 1)}
+    assert set(runs) == both | {(n, 0) for n in names[4:]}
+    held_out = held_out_windows(smoke, 8, 25, seed=1)
     for (name, seed), model in runs.items():
         loss = float(data["loss"].sel(model=name, seed=seed))
         assert loss == pytest.approx(float(window_losses(model, held_out).mean()), abs=1e-6)
-        assert (name == "SD") == isinstance(model.norm, torch.nn.LayerNorm)
+        assert ("bare" not in name) == isinstance(model.norm, torch.nn.LayerNorm)
     skew = data.sel(kind=["SD", "SD-bare"])
     assert (skew["largest_real"] <= skew["bound"] + 1e-9).all()
     assert str(data["claim_verdict"].sel(claim="B4").values) == "reproduced"
     kept = kept_models(smoke, "SD-bare", 0, device="cpu", source="12_sd_attention.nc")
-    assert list(kept) == [0, 5, 10, 20]
-    last = kept[20].state_dict()
+    assert list(kept) == [0, 5, 10, 16]
+    last = kept[16].state_dict()
     assert all(torch.equal(v, last[k]) for k, v in runs["SD-bare", 0].state_dict().items())
     assert not torch.equal(kept[0].position_embedding.weight, last["position_embedding.weight"])
 
@@ -228,14 +228,14 @@ def test_s_d_models_are_trained_and_stable(smoke):
 def test_the_cascade_is_that_of_the_models(smoke):
     data = load(smoke / "13_cascade.nc")
     model = every_run(smoke, names=["SD"], device="cpu", source="12_sd_attention.nc")["SD", 1]
-    texts = held_out_windows(smoke, 4, 32, seed=0)
+    texts = held_out_windows(smoke, 4, 24, seed=0)
     ranks = interaction_ranks(model, texts)["routing_rank"].mean(("head", "snapshot"))
     found = data["routing_rank"].sel(model="SD", seed=1)
     np.testing.assert_allclose(found, ranks.sel(rank_by=found["rank_by"]), rtol=1e-6)
     steps = data["routing_rank_by_step"].sel(bare_or_sd="SD-bare")
-    assert list(steps["step"].values) == [0, 5, 10, 20]
+    assert list(steps["step"].values) == [0, 5, 10, 16]
     last = data["routing_rank"].sel(model="SD-bare", seed=0, rank_by="participation")
-    np.testing.assert_allclose(steps.sel(step=20), last, rtol=1e-6)
+    np.testing.assert_allclose(steps.sel(step=16), last, rtol=1e-6)
     assert (data["routing_rank"].sel(rank_by="participation").fillna(2) >= 2 - 1e-9).all()
 
 
@@ -247,7 +247,7 @@ def test_parts_of_routing_add_up_and_cuts_cost(smoke):
     share = data["potential_share"]
     assert ((share >= 0) & (share <= 1)).all()
     assert (data["mean_share"] <= share + 1e-9).all()
-    cost = data["cost"].sel(model="BASE", seed=0)
+    cost = data["cost"].sel(model="standard", seed=0)
     assert cost.notnull().all()
     assert (data["pretrained_cost"].sel(pretrained="minilm-l6", cut="no routing").dropna(
         "cut_group") > 0).all()  # fmt: skip
@@ -255,7 +255,7 @@ def test_parts_of_routing_add_up_and_cuts_cost(smoke):
 
 def test_a_cut_to_full_rank_costs_nothing(smoke):
     data = load(smoke / "15_trimming.nc")
-    for name, part in (("BASE", "routing"), ("BASE", "filtering"), ("SD", "routing")):
+    for name, part in (("standard", "routing"), ("standard", "filtering"), ("SD", "routing")):
         one = data["increase"].sel(model=name, part=part)
         np.testing.assert_allclose(one.sel(kept=16), 0, atol=1e-5)
         assert (np.abs(one.sel(kept=0)) > 1e-6).all()

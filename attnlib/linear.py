@@ -1,0 +1,107 @@
+"""Linear attention: a feature map in the place of the softmax, and a state of constant size."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from .attention import SoftmaxAttention
+from .errors import InputError, check_whole
+
+CHUNK = 64
+
+
+class LinearState(NamedTuple):
+    """What linear attention keeps of all earlier tokens, float32."""
+
+    memory: torch.Tensor  # (B, H, D, D_v): sum of phi(k_j) v_j^T
+    weight: torch.Tensor  # (B, H, D): sum of phi(k_j)
+
+
+def _features(x: torch.Tensor) -> torch.Tensor:
+    """phi(x) = ELU(x) + 1 > 0, in float32 at least: sums over a long text lose bfloat16's bits."""
+    return F.elu(x if x.dtype == torch.float64 else x.float()) + 1
+
+
+def linear_attention(
+    q, k, v, *, chunk: int = CHUNK, state: LinearState | None = None, need_state: bool = False
+):
+    """Causal linear attention with the feature map ELU + 1.
+
+    ``out_i = sum_j<=i phi(q_i).phi(k_j) v_j / sum_j<=i phi(q_i).phi(k_j)``, ``phi(x) = ELU(x) + 1``.
+    Within a chunk of tokens by a masked product, from earlier chunks by the sum of their
+    phi(k_j) v_j^T: time and memory grow with T, and no T x T tensor is made.
+
+    Parameters
+    ----------
+    q, k : torch.Tensor
+        ``(B, H, T, D)``, on one device. There is no scale: a head's logits have none to soften.
+    v : torch.Tensor
+        ``(B, H, T, D_v)``
+    chunk : int
+        Tokens a chunk; the result does not depend on it.
+    state : LinearState, optional
+        Of the tokens before these, as an earlier call returned it.
+    need_state : bool
+        Return the state after these tokens as well.
+
+    Returns
+    -------
+    out : torch.Tensor
+        ``(B, H, T, D_v)``, dtype of `q`. Sums are in float32 (float64 for float64).
+    state : LinearState or None
+
+    Raises
+    ------
+    InputError
+        Shapes that do not fit, or a chunk that is not a positive whole number.
+
+    References
+    ----------
+    Katharopoulos et al. 2020 (arXiv 2006.16236), eqs. 7-12.
+    """
+    if q.dim() != 4 or q.shape != k.shape or q.shape[:3] != v.shape[:3]:
+        raise InputError(
+            f"queries and keys are (B, H, T, D) and values (B, H, T, D_v), not {tuple(q.shape)}, "
+            f"{tuple(k.shape)} and {tuple(v.shape)}"
+        )
+    chunk = min(check_whole("chunk", chunk), max(1, q.shape[2]))
+    b, h, t, d = q.shape
+    pad = -t % chunk
+    phi_q, phi_k = _features(q), _features(k)
+    # A column of ones counts the weights: (B, H, T, D_v + 1). Padding has phi_k = 0.
+    value = F.pad(v.to(phi_q.dtype), (0, 1), value=1.0)
+    phi_q, phi_k, value = (
+        F.pad(x, (0, 0, 0, pad)).unflatten(2, (-1, chunk)) for x in (phi_q, phi_k, value)
+    )  # (B, H, C, chunk, ...)
+    sums = phi_k.mT @ value  # (B, H, C, D, D_v + 1), of each chunk
+    start = sums.new_zeros(b, h, 1, d, value.shape[-1])
+    if state is not None:
+        start = torch.cat([state.memory, state.weight.unsqueeze(-1)], -1).to(sums).unsqueeze(2)
+    total = torch.cat([start, sums], 2).cumsum(2)
+    within = (phi_q @ phi_k.mT).tril() @ value
+    out = (within + phi_q @ total[:, :, :-1]).flatten(2, 3)[:, :, :t]
+    result = (out[..., :-1] / out[..., -1:]).to(q.dtype)
+    if not need_state:
+        return result, None
+    last = total[:, :, -1]
+    return result, LinearState(last[..., :-1], last[..., -1])
+
+
+class LinearAttention(SoftmaxAttention):
+    """Multi-head causal linear attention, ELU + 1, with the weights of softmax attention.
+
+    Parameters
+    ----------
+    d_model, n_head, head_size, dropout
+        As in :class:`SoftmaxAttention`; dropout is not applied, there are no weights to drop.
+    """
+
+    def attend(self, x, q, k, v, dropout, need_weights):
+        out, _ = linear_attention(q, k, v)
+        if not need_weights:
+            return out, None
+        weights = (_features(q) @ _features(k).mT).tril()
+        return out, (weights / weights.sum(-1, keepdim=True)).to(q.dtype)

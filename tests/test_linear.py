@@ -1,0 +1,99 @@
+"""Linear attention: chunks, the quadratic form, the recurrence, long and short precision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnlib import InputError, LinearAttention, linear_attention
+
+SEEDS = st.integers(0, 2**31)
+
+
+def draw(seed=0, t=13, size=4, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(3, 2, 3, t, size, generator=generator, dtype=dtype)
+
+
+def quadratic(q, k, v):
+    """The masked form, with all weights."""
+    weights = ((F.elu(q) + 1) @ (F.elu(k) + 1).mT).tril()
+    return weights @ v / weights.sum(-1, keepdim=True)
+
+
+@settings(deadline=None)
+@given(SEEDS, st.integers(1, 20), st.integers(1, 25))
+def test_chunks_equal_the_masked_quadratic_form(seed, t, chunk):
+    q, k, v = draw(seed, t)
+    found, state = linear_attention(q, k, v, chunk=chunk)
+    torch.testing.assert_close(found, quadratic(q, k, v))
+    assert state is None
+
+
+def test_gradients_are_those_of_the_quadratic_form():
+    inputs = draw().requires_grad_()
+    target = draw(1)[0]
+    grads = [
+        torch.autograd.grad((form(*inputs) * target).sum(), inputs)[0]
+        for form in (lambda *x: linear_attention(*x, chunk=5)[0], quadratic)
+    ]
+    torch.testing.assert_close(*grads)
+    q, k, v = (x.detach().requires_grad_() for x in draw(2, t=5, size=2))
+    assert torch.autograd.gradcheck(lambda *x: linear_attention(*x, chunk=2)[0], (q, k, v))
+
+
+@pytest.mark.parametrize("step", [1, 4])
+def test_the_recurrence_gives_the_same_with_a_state_of_constant_size(step):
+    q, k, v = draw(t=12)
+    whole, last = linear_attention(q, k, v, need_state=True)
+    state, parts = None, []
+    for x in zip(*(y.split(step, 2) for y in (q, k, v)), strict=True):
+        out, state = linear_attention(*x, state=state, need_state=True)
+        assert state.memory.shape == (2, 3, 4, 4)
+        parts.append(out)
+    torch.testing.assert_close(torch.cat(parts, 2), whole)
+    torch.testing.assert_close(state.memory, last.memory)
+    torch.testing.assert_close(state.weight, last.weight)
+
+
+def test_later_tokens_change_nothing_before_them():
+    q, k, v = draw()
+    before, _ = linear_attention(q, k, v, chunk=4)
+    for x in (q, k, v):
+        x[:, :, -1] += 1
+    after, _ = linear_attention(q, k, v, chunk=4)
+    assert torch.equal(before[:, :, :-1], after[:, :, :-1])
+
+
+def test_long_texts_keep_their_precision_in_bfloat16():
+    """Sums in bfloat16 stop growing at 256 equal terms; these are of thousands."""
+    q, k, v = draw(t=6000, dtype=torch.bfloat16)
+    found, _ = linear_attention(q, k, v)
+    assert found.dtype == torch.bfloat16
+    exact = quadratic(*(x[:1, :1].double() for x in (q, k, v)))
+    error = (found[:1, :1].double() - exact).abs().max()
+    assert float(error) < 2**-8  # values are below 1 there, and bfloat16 holds 8 bits
+
+
+def test_the_module_shares_the_weights_of_softmax_attention():
+    torch.manual_seed(0)
+    module = LinearAttention(12, 3, head_size=5).double()
+    x = torch.randn(2, 7, 12, dtype=torch.float64)
+    out, weights = module(x, need_weights=True)
+    torch.testing.assert_close(out, module(x)[0])
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 7, dtype=torch.float64))
+    assert not bool(weights.triu(1).any())
+    v = module.heads(x)[2]
+    by_weights = module.proj((weights @ v).transpose(1, 2).reshape(2, 7, -1))
+    torch.testing.assert_close(out, by_weights)
+
+
+def test_shapes_that_do_not_fit():
+    q, k, v = draw()
+    with pytest.raises(InputError, match=r"\(B, H, T, D\)"):
+        linear_attention(q, k[..., :2], v)
+    with pytest.raises(InputError, match="chunk"):
+        linear_attention(q, k, v, chunk=0)
