@@ -72,6 +72,7 @@ ROOMS = {
     "interactions": ["interaction_ranks", "iter_interactions", "position_shares"],
     "kernels": ["head_kernels", "kernel_ranks"],
     "lagmodes": ["profile_features", "row_modes"],
+    "linear": ["LinearAttention", "linear_attention"],
     "nulls": [
         "phase_randomized",
         "planted_fields",

@@ -30,7 +30,7 @@ def linear_attention(
 ):
     """Causal linear attention with the feature map ELU + 1.
 
-    ``out_i = sum_j<=i phi(q_i).phi(k_j) v_j / sum_j<=i phi(q_i).phi(k_j)``, ``phi(x) = ELU(x) + 1``.
+    ``out_i = sum_j<=i phi(q_i).phi(k_j) v_j / sum_j<=i phi(q_i).phi(k_j)``, phi(x) = ELU(x) + 1.
     Within a chunk of tokens by a masked product, from earlier chunks by the sum of their
     phi(k_j) v_j^T: time and memory grow with T, and no T x T tensor is made.
 
