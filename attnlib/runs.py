@@ -213,7 +213,13 @@ def every_run(
     """
     results = Path(results)
     trained = load(results / source)
-    names = list(names) or [str(m) for m in trained["model"].values]
+    there = [str(m) for m in trained["model"].values]
+    names = list(names) or there
+    if not set(names) <= set(there):
+        raise InputError(
+            f"notebook {source[:2]} trained {', '.join(there)}, not "
+            f"{', '.join(n for n in names if n not in there)}"
+        )
     pairs = [(n, int(s)) for s in trained["seed"].values for n in names]
     return {
         (n, s): _trained_model(results, trained, n, s, device)
