@@ -218,13 +218,35 @@ class SoftmaxAttention(nn.Module):
         """The attention itself; what kinds of attention override."""
         return softmax_attention(q, k, v, dropout=dropout, need_weights=need_weights)
 
+    def attend_cached(self, x, q, k, v, cache):
+        """Attention of new tokens to themselves and to those in `cache`, and the new cache."""
+        if cache is None:
+            return self.attend(x, q, k, v, 0.0, False)[0], (k, v)
+        k, v = (torch.cat(pair, 2) for pair in zip(cache, (k, v), strict=True))
+        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+        seen = seen.tril(k.shape[2] - q.shape[2])
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen), (k, v)
+
     def forward(self, x, need_weights: bool = False):
         """``(B, T, d_model)`` to the same shape, and the weights ``(B, H, T, T)`` or None."""
-        b, t, _ = x.shape
         q, k, v = self.heads(x)
         dropout = self.dropout if self.training else 0.0
         out, weights = self.attend(x, q, k, v, dropout, need_weights)
-        return self.proj(out.transpose(1, 2).reshape(b, t, -1)), weights
+        return self.proj(out.transpose(1, 2).flatten(2)), weights
+
+    def decode(self, x, cache=None):
+        """As :meth:`forward` for tokens that follow on others, whose `cache` an earlier call gave.
+
+        Returns
+        -------
+        out : torch.Tensor
+            ``(B, T, d_model)``
+        cache : tuple
+            Keys and values of all tokens so far (S-D attention: queries as well), which grow with
+            them; of linear attention a state of constant size.
+        """
+        out, cache = self.attend_cached(x, *self.heads(x), cache)
+        return self.proj(out.transpose(1, 2).flatten(2)), cache
 
 
 def causal_filters(x: torch.Tensor, filters) -> torch.Tensor:
@@ -293,6 +315,8 @@ class EnergyGatedAttention(SoftmaxAttention):
             return self.energy(x).view(b, t, self.n_head, -1).permute(0, 2, 3, 1)
         pairs = causal_filters(x, self.filters).view(b, -1, self.n_head, 2, t)
         return pairs.square().sum(3).transpose(1, 2)  # (B, n, H, T) -> (B, H, n, T)
+
+    attend_cached = None  # energies are standardised over tokens that are yet to come
 
     def attend(self, x, q, k, v, dropout, need_weights):
         log_gate = log_energy_gate(

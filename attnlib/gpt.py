@@ -11,9 +11,16 @@ from torch import nn
 
 from .attention import NORMALIZE_OVER, EnergyGatedAttention, SoftmaxAttention
 from .errors import InputError, check_whole
+from .linear import LinearAttention, LinearSDAttention
 from .sd import SDAttention
 
-ATTENTION_KINDS = ("softmax", "ega-1", "ega-2", "ega-c", "sd")
+PLAIN_KINDS = {
+    "softmax": SoftmaxAttention,
+    "sd": SDAttention,
+    "linear": LinearAttention,
+    "linear-sd": LinearSDAttention,
+}
+ATTENTION_KINDS = ("softmax", "ega-1", "ega-2", "ega-c", "sd", "linear", "linear-sd")
 EGA_C_FILTERS = (3, 7, 15, 31)
 
 
@@ -34,8 +41,9 @@ class GPTConfig:
         Heads a layer; a tuple gives one number per layer (and then `head_size` is required).
     attention : str or tuple of str
         ``"softmax"``, ``"ega-1"``, ``"ega-2"`` (1 or 2 linear gate scales), ``"ega-c"`` (causal
-        convolutions of lengths 3, 7, 15, 31) or ``"sd"`` (skew routing less positive damping); a
-        tuple gives one kind per layer.
+        convolutions of lengths 3, 7, 15, 31), ``"sd"`` (skew routing less positive damping),
+        ``"linear"`` or ``"linear-sd"`` (ELU + 1 in the place of the exponential); a tuple gives one
+        kind per layer.
     head_size : int or tuple of int, optional
         ``d_model // n_head`` by default; a tuple gives one size per layer.
     dropout : float
@@ -125,10 +133,8 @@ def _make_attention(config: GPTConfig, layer: int) -> nn.Module:
     names = ("attention", "n_head", "head_size")
     kind, n_head, size = (config.per_layer(name)[layer] for name in names)
     shape = (config.d_model, n_head, size, config.dropout)
-    if kind == "softmax":
-        return SoftmaxAttention(*shape)
-    if kind == "sd":
-        return SDAttention(*shape)
+    if kind in PLAIN_KINDS:
+        return PLAIN_KINDS[kind](*shape)
     gate = {"filters": EGA_C_FILTERS} if kind == "ega-c" else {"n_scales": int(kind[-1])}
     return EnergyGatedAttention(*shape, **gate, normalize_over=config.normalize_over)
 
@@ -149,6 +155,12 @@ class Block(nn.Module):
         y, weights = self.attention(self.norm_1(x), need_weights)
         x = x + self.dropout(y)
         return x + self.dropout(self.mlp(self.norm_2(x))), weights
+
+    def decode(self, x, cache):
+        """``(B, T, d)`` of tokens that follow on those in `cache`, and the new cache."""
+        y, cache = self.attention.decode(self.norm_1(x), cache)
+        x = x + y
+        return x + self.mlp(self.norm_2(x)), cache
 
 
 class GPT(nn.Module):
@@ -227,6 +239,44 @@ class GPT(nn.Module):
         return logits, F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
     @torch.no_grad()
+    def decode(self, tokens: torch.Tensor, caches: list | None = None, start: int = 0):
+        """Next-token logits of tokens that follow on others, each layer looking them up in a cache.
+
+        Parameters
+        ----------
+        tokens : torch.Tensor
+            ``(B, T)``: new tokens. The model is taken to be in evaluation mode.
+        caches : list, optional
+            Of each layer, as the call on the tokens before these returned them.
+        start : int
+            How many tokens came before.
+
+        Returns
+        -------
+        logits : torch.Tensor
+            ``(B, vocab_size)``, of the token after the last.
+        caches : list
+            Keys and values, growing with the tokens; of linear attention a state that does not.
+
+        Raises
+        ------
+        InputError
+            More tokens than the context, or energy-gated attention, whose gates look ahead.
+        """
+        stop = start + tokens.shape[1]
+        if stop > self.config.context:
+            raise InputError(f"{stop} tokens are more than the context of {self.config.context}")
+        if any(block.attention.attend_cached is None for block in self.blocks):
+            raise InputError("energy-gated attention has no cache: its gates look at later tokens")
+        positions = torch.arange(start, stop, device=tokens.device)
+        x = self.token_embedding(tokens) + self.position_embedding(positions)
+        new = []
+        for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
+            x, cache = block.decode(x, cache)
+            new.append(cache)
+        return F.linear(self.norm(x[:, -1]), self.token_embedding.weight), new
+
+    @torch.no_grad()
     def generate(
         self,
         tokens: torch.Tensor,
@@ -236,12 +286,23 @@ class GPT(nn.Module):
         top_k: int | None = None,
         seed: int = 0,
     ) -> torch.Tensor:
-        """Continue ``tokens`` ``(T,)`` by `n_new` sampled tokens; returns ``(T + n_new,)``."""
+        """Continue ``tokens`` ``(T,)`` by `n_new` sampled tokens; returns ``(T + n_new,)``.
+
+        Within the context each new token is one step with caches (:meth:`decode`). Beyond it the
+        window slides, every position changes, and the whole window is computed anew.
+        """
         generator = torch.Generator(device=tokens.device).manual_seed(check_whole("seed", seed, 0))
         was_training = self.training
         self.eval()
+        cached = all(block.attention.attend_cached is not None for block in self.blocks)
+        caches, done = None, 0
         for _ in range(n_new):
-            logits = self(tokens[None, -self.config.context :])[0][0, -1].float() / temperature
+            if cached and len(tokens) <= self.config.context:
+                logits, caches = self.decode(tokens[None, done:], caches, done)
+                done = len(tokens)
+            else:
+                logits = self(tokens[None, -self.config.context :])[0][:, -1]
+            logits = logits[0].float() / temperature
             if top_k is not None:
                 logits[logits < logits.topk(top_k).values[-1]] = float("-inf")
             new = torch.multinomial(logits.softmax(-1), 1, generator=generator)

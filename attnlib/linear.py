@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from .attention import SoftmaxAttention
+from .attention import SoftmaxAttention, causal_mask
 from .errors import InputError, check_whole
+from .sd import SDAttention
 
 CHUNK = 64
 
@@ -26,7 +27,14 @@ def _features(x: torch.Tensor) -> torch.Tensor:
 
 
 def linear_attention(
-    q, k, v, *, chunk: int = CHUNK, state: LinearState | None = None, need_state: bool = False
+    q,
+    k,
+    v,
+    *,
+    own: torch.Tensor | None = None,
+    chunk: int = CHUNK,
+    state: LinearState | None = None,
+    need_state: bool = False,
 ):
     """Causal linear attention with the feature map ELU + 1.
 
@@ -40,6 +48,8 @@ def linear_attention(
         ``(B, H, T, D)``, on one device. There is no scale: a head's logits have none to soften.
     v : torch.Tensor
         ``(B, H, T, D_v)``
+    own : torch.Tensor, optional
+        ``(B, H, T)``, positive: a factor on the weight of each query's own key.
     chunk : int
         Tokens a chunk; the result does not depend on it.
     state : LinearState, optional
@@ -82,12 +92,24 @@ def linear_attention(
         start = torch.cat([state.memory, state.weight.unsqueeze(-1)], -1).to(sums).unsqueeze(2)
     total = torch.cat([start, sums], 2).cumsum(2)
     within = (phi_q @ phi_k.mT).tril() @ value
-    out = (within + phi_q @ total[:, :, :-1]).flatten(2, 3)[:, :, :t]
+    out = within + phi_q @ total[:, :, :-1]
+    if own is not None:
+        factor = F.pad(own.to(phi_q.dtype) - 1, (0, pad)).unflatten(2, (-1, chunk))
+        out = out + ((phi_q * phi_k).sum(-1) * factor).unsqueeze(-1) * value
+    out = out.flatten(2, 3)[:, :, :t]
     result = (out[..., :-1] / out[..., -1:]).to(q.dtype)
     if not need_state:
         return result, None
     last = total[:, :, -1]
     return result, LinearState(last[..., :-1], last[..., -1])
+
+
+def linear_weights(q, k, own: torch.Tensor | None = None) -> torch.Tensor:
+    """The weights ``(B, H, T, T)`` that :func:`linear_attention` never makes; rows sum to 1."""
+    weights = (_features(q) @ _features(k).mT).masked_fill(~causal_mask(q), 0.0)
+    if own is not None:
+        weights = weights + torch.diag_embed(weights.diagonal(dim1=-2, dim2=-1) * (own - 1))
+    return weights / weights.sum(-1, keepdim=True)
 
 
 class LinearAttention(SoftmaxAttention):
@@ -101,7 +123,32 @@ class LinearAttention(SoftmaxAttention):
 
     def attend(self, x, q, k, v, dropout, need_weights):
         out, _ = linear_attention(q, k, v)
-        if not need_weights:
-            return out, None
-        weights = (_features(q) @ _features(k).mT).tril()
-        return out, (weights / weights.sum(-1, keepdim=True)).to(q.dtype)
+        return out, linear_weights(q, k).to(q.dtype) if need_weights else None
+
+    def attend_cached(self, x, q, k, v, cache):
+        return linear_attention(q, k, v, state=cache, need_state=True)
+
+
+class LinearSDAttention(SDAttention):
+    """S-D attention with ELU + 1 in the place of the exponential, and the same weights.
+
+    exp(S_ij) becomes phi([q_i, -k_i]) . phi([k_j, q_j]), of the factors of S; the damping keeps its
+    exp(-d_i), as a factor on a query's own key.
+
+    Parameters
+    ----------
+    d_model, n_head, head_size, dropout
+        As in :class:`LinearAttention`.
+    """
+
+    def _inputs(self, x, q, k):
+        return torch.cat([q, -k], -1), torch.cat([k, q], -1), (-self.token_damping(x)).exp()
+
+    def attend(self, x, q, k, v, dropout, need_weights):
+        query, key, own = self._inputs(x, q, k)
+        out, _ = linear_attention(query, key, v, own=own)
+        return out, linear_weights(query, key, own).to(q.dtype) if need_weights else None
+
+    def attend_cached(self, x, q, k, v, cache):
+        query, key, own = self._inputs(x, q, k)
+        return linear_attention(query, key, v, own=own, state=cache, need_state=True)

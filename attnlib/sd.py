@@ -126,3 +126,19 @@ class SDAttention(SoftmaxAttention):
     def attend(self, x, q, k, v, dropout, need_weights):
         damping = self.token_damping(x)
         return _attend(q, k, v, damping, dropout, need_weights)
+
+    def attend_cached(self, x, q, k, v, cache):
+        if cache is None:
+            return self.attend(x, q, k, v, 0.0, False)[0], (k, q, v)
+        n, (all_k, all_q, v) = (
+            q.shape[2],
+            (torch.cat(pair, 2) for pair in zip(cache, (k, q, v), strict=True)),
+        )
+        before = all_k.shape[2] - n
+        logits = (q @ all_k.mT - k @ all_q.mT) / math.sqrt(q.shape[-1])  # (B, H, n, T)
+        seen = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril(before)
+        logits = logits.masked_fill(~seen, float("-inf"))
+        # S_ii = 0: adding -d_i puts the damping on each new token's own key.
+        own = torch.diag_embed(self.token_damping(x).to(logits.dtype), before)[..., :n, :]
+        logits = logits - own
+        return logits.softmax(-1).to(v.dtype) @ v, (all_k, all_q, v)

@@ -145,7 +145,7 @@ def fingerprint(model_config: GPTConfig, config: TrainConfig, seed: int, corpus_
     """Hash of all that decides a run's weights: parameters, corpus and the code that trains."""
     code = "".join(
         (Path(__file__).parent / f"{name}.py").read_text()
-        for name in ("attention", "sd", "gpt", "training", "evaluation", "corpus")
+        for name in ("attention", "sd", "linear", "gpt", "training", "evaluation", "corpus")
     )
     ignored = ("checkpoint_every",)
     decisive = {k: v for k, v in asdict(config).items() if k not in ignored}

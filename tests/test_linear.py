@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnlib import InputError, LinearAttention, linear_attention
+from attnlib import GPT, GPTConfig, InputError, LinearAttention, linear_attention
 
 SEEDS = st.integers(0, 2**31)
 
@@ -97,3 +97,59 @@ def test_shapes_that_do_not_fit():
         linear_attention(q, k[..., :2], v)
     with pytest.raises(InputError, match="chunk"):
         linear_attention(q, k, v, chunk=0)
+
+
+@settings(deadline=None)
+@given(SEEDS, st.integers(1, 12), st.integers(1, 15))
+def test_a_factor_on_the_own_key_equals_the_masked_form(seed, t, chunk):
+    q, k, v = draw(seed, t)
+    own = torch.rand(2, 3, t, generator=torch.Generator().manual_seed(seed), dtype=q.dtype) + 0.1
+    weights = ((F.elu(q) + 1) @ (F.elu(k) + 1).mT).tril()
+    weights.diagonal(dim1=-2, dim2=-1).mul_(own)
+    expected = weights @ v / weights.sum(-1, keepdim=True)
+    torch.testing.assert_close(linear_attention(q, k, v, own=own, chunk=chunk)[0], expected)
+
+
+KINDS = ["softmax", "sd", "linear", "linear-sd"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sizes", [(1,) * 9, (4, 1, 3, 1), (9,)])
+def test_decoding_with_caches_gives_the_logits_of_the_whole_window(kind, sizes):
+    config = GPTConfig(2, 2, 8, 9, 11, kind, init_std=0.5, dropout=0.0)
+    model = GPT(config, seed=3).double().eval()
+    tokens = torch.randint(11, (3, 9), generator=torch.Generator().manual_seed(0))
+    whole = model(tokens)[0]
+    caches, start = None, 0
+    for n in sizes:
+        logits, caches = model.decode(tokens[:, start : start + n], caches, start)
+        start += n
+        torch.testing.assert_close(logits, whole[:, start - 1])
+    if kind.startswith("linear"):
+        assert caches[0].memory.shape[-2:] == ((4, 4) if kind == "linear" else (8, 4))
+    else:
+        assert caches[0][0].shape[2] == 9
+    with pytest.raises(InputError, match="more than the context"):
+        model.decode(tokens[:, :1], caches, 9)
+
+
+@pytest.mark.parametrize("kind", ["linear", "linear-sd"])
+def test_weights_asked_for_belong_to_the_output(kind):
+    model = GPT(GPTConfig(1, 2, 8, 7, 5, kind, init_std=0.5, dropout=0.0)).double().eval()
+    x = torch.randn(2, 7, 8, generator=torch.Generator().manual_seed(1)).double()
+    attention = model.blocks[0].attention
+    out, weights = attention(x, need_weights=True)
+    v = attention.heads(x)[2]
+    again = attention.proj((weights.double() @ v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(again, out, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(attention(x)[0], out)
+    assert (weights.triu(1) == 0).all()
+
+
+def test_generation_goes_on_beyond_the_context_and_gated_attention_has_no_cache():
+    model = GPT(GPTConfig(1, 2, 8, 6, 5, "linear"))
+    assert len(model.generate(torch.zeros(2, dtype=torch.long), 10)) == 12
+    gated = GPT(GPTConfig(1, 2, 8, 6, 5, "ega-1"))
+    assert len(gated.generate(torch.zeros(2, dtype=torch.long), 10)) == 12
+    with pytest.raises(InputError, match="no cache"):
+        gated.decode(torch.zeros(1, 2, dtype=torch.long))

@@ -314,5 +314,5 @@ def test_every_training_is_found_again(smoke):
     models, _, _ = load_runs(smoke, 3, training_seed=1, names=["EGA-C"], device="cpu")
     for a, b in zip(models["EGA-C"].parameters(), runs["EGA-C", 1].parameters(), strict=True):
         assert (a == b).all()
-    with pytest.raises(InputError, match="trained .*, not EGA-9"):
+    with pytest.raises(InputError, match=r"trained .*, not EGA-9"):
         every_run(smoke, names=["EGA-9"], device="cpu")
