@@ -25,6 +25,7 @@ ROOMS = {
     "claims": ["CLAIMS", "VERDICTS", "claim_results", "claim_row", "claim_table", "ledger"],
     "coherence": ["coherence"],
     "complexity": ["effective_rank", "participation_ratio", "spectral_concentration"],
+    "conversion": ["heal", "linearize", "lower_rank"],
     "corpus": [
         "CharTokenizer",
         "batches",
@@ -72,7 +73,7 @@ ROOMS = {
     "interactions": ["interaction_ranks", "iter_interactions", "position_shares"],
     "kernels": ["head_kernels", "kernel_ranks"],
     "lagmodes": ["profile_features", "row_modes"],
-    "linear": ["LinearAttention", "linear_attention"],
+    "linear": ["LinearAttention", "LinearSDAttention", "linear_attention"],
     "nulls": [
         "phase_randomized",
         "planted_fields",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 
@@ -14,6 +15,23 @@ from .errors import InputError, check_whole
 # Attribute of an attention module while something else stands for its logits: a function of
 # (query, key, damping), see `logits_replaced`.
 REPLACED = "_attnlib_logits"
+# Attribute of a transformers attention module that `conversion` changed: "linear", or a map
+# ``(H, D, D)`` of its queries.
+CHANGE = "_attnlib_change"
+
+
+class LayerShape(NamedTuple):
+    """The attention of one layer."""
+
+    kind: str  # as in GPTConfig; "softmax" in a transformers model, "linear" where made so
+    n_head: int
+    n_key: int  # heads of keys and values, of which several heads may use one
+    head_size: int
+
+    @property
+    def width(self) -> int:
+        """The highest rank of the logits of a head."""
+        return self.head_size * (2 if self.kind == "sd" else 1)
 
 
 class _OurModel:
@@ -45,6 +63,7 @@ class _OurModel:
         """
 
         def read(layer, module, x):
+            _check_logits(module, getattr(module, "is_linear", False))
             on_heads(layer, *_scaled_heads(module, x), _damping(module, x))
 
         self._run(tokens, mask, read)
@@ -68,7 +87,14 @@ class _OurModel:
         """The attention of each layer."""
         return [block.attention for block in self.model.blocks]
 
+    def layer_shapes(self) -> list[LayerShape]:
+        """The attention of each layer, in numbers."""
+        kinds = self.config.per_layer("attention")
+        heads = [(m.n_head, m.n_head, m.head_size) for m in self.attention_modules()]
+        return [LayerShape(kind, *rest) for kind, rest in zip(kinds, heads, strict=True)]
+
     def _check_kind(self, module) -> None:
+        _check_logits(module, getattr(module, "is_linear", False))
         if hasattr(module, "token_energy"):
             raise InputError(
                 f"{type(module).__name__} gates its weights, so they are more than the softmax of "
@@ -99,6 +125,13 @@ class _OurModel:
         finally:
             for module in own:
                 module.__dict__.pop("attend", None)
+
+
+def _check_logits(module, linear: bool) -> None:
+    if linear:
+        raise InputError(
+            f"{type(module).__name__} is linear: it has weights, but no logits to take apart"
+        )
 
 
 def _scaled_heads(module, x) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,10 +182,21 @@ class _HuggingFaceModel:
         """As :meth:`_OurModel.run_heads`."""
 
         def attend(layer, module, query, key, value, attention_mask, **kwargs):
+            change = getattr(module, CHANGE, None)
+            _check_logits(module, isinstance(change, str))
+            query = query if change is None else query @ change
             on_heads(layer, *_scaled(module, query, key, **kwargs), None)
-            return _attend(module, query, key, value, attention_mask, **kwargs)[0]
+            return _plain(module, query, key, value, attention_mask, **kwargs)[0]
 
         self._run(tokens, mask, attend)
+
+    def layer_shapes(self) -> list[LayerShape]:
+        """As :meth:`_OurModel.layer_shapes`."""
+        config = self.model.config.get_text_config()
+        keys = getattr(config, "num_key_value_heads", None) or self.n_head
+        size = getattr(config, "head_dim", None) or config.hidden_size // self.n_head
+        linear = [isinstance(getattr(m, CHANGE, None), str) for m in self.attention_modules()]
+        return [LayerShape("linear" if x else "softmax", self.n_head, keys, size) for x in linear]
 
     def attention_modules(self) -> list:
         """The attention of each layer, as a run over one token meets them."""
@@ -208,7 +252,22 @@ class _HuggingFaceModel:
 
 
 def _attend(module, query, key, value, attention_mask, **kwargs):
-    """A module's eager attention, or what stands for it: output ``(B, T, H, D)`` and weights."""
+    """A module's attention, or what stands for it: output ``(B, T, H, D)`` and weights."""
+    change = getattr(module, CHANGE, None)
+    if isinstance(change, str):
+        from .linear import linear_weights
+
+        _check_logits(module, hasattr(module, REPLACED))
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+        seen = None if attention_mask is None else attention_mask == 0
+        weights = linear_weights(query, key, seen=seen).to(value.dtype)
+        return (weights @ value).transpose(1, 2).contiguous(), weights
+    query = query if change is None else query @ change
+    return _plain(module, query, key, value, attention_mask, **kwargs)
+
+
+def _plain(module, query, key, value, attention_mask, **kwargs):
+    """As `_attend`, where the logits are queries times keys, or replaced."""
     import sys
 
     logits = getattr(module, REPLACED, None)

@@ -32,6 +32,7 @@ def linear_attention(
     v,
     *,
     own: torch.Tensor | None = None,
+    seen: torch.Tensor | None = None,
     chunk: int = CHUNK,
     state: LinearState | None = None,
     need_state: bool = False,
@@ -50,6 +51,8 @@ def linear_attention(
         ``(B, H, T, D_v)``
     own : torch.Tensor, optional
         ``(B, H, T)``, positive: a factor on the weight of each query's own key.
+    seen : torch.Tensor, optional
+        ``(B, T)``, false for keys of padding, which get no weight.
     chunk : int
         Tokens a chunk; the result does not depend on it.
     state : LinearState, optional
@@ -81,6 +84,8 @@ def linear_attention(
     b, h, t, d = q.shape
     pad = -t % chunk
     phi_q, phi_k = _features(q), _features(k)
+    if seen is not None:
+        phi_k = phi_k * seen[:, None, :, None]
     # A column of ones counts the weights: (B, H, T, D_v + 1). Padding has phi_k = 0.
     value = F.pad(v.to(phi_q.dtype), (0, 1), value=1.0)
     phi_q, phi_k, value = (
@@ -97,19 +102,26 @@ def linear_attention(
         factor = F.pad(own.to(phi_q.dtype) - 1, (0, pad)).unflatten(2, (-1, chunk))
         out = out + ((phi_q * phi_k).sum(-1) * factor).unsqueeze(-1) * value
     out = out.flatten(2, 3)[:, :, :t]
-    result = (out[..., :-1] / out[..., -1:]).to(q.dtype)
+    weight = out[..., -1:]
+    if seen is not None:
+        weight = torch.where(weight > 0, weight, 1.0)  # a query of padding may see nothing
+    result = (out[..., :-1] / weight).to(q.dtype)
     if not need_state:
         return result, None
     last = total[:, :, -1]
     return result, LinearState(last[..., :-1], last[..., -1])
 
 
-def linear_weights(q, k, own: torch.Tensor | None = None) -> torch.Tensor:
-    """The weights ``(B, H, T, T)`` that :func:`linear_attention` never makes; rows sum to 1."""
-    weights = (_features(q) @ _features(k).mT).masked_fill(~causal_mask(q), 0.0)
+def linear_weights(q, k, own: torch.Tensor | None = None, seen=None) -> torch.Tensor:
+    """The weights ``(B, H, T, T)`` that :func:`linear_attention` never makes; rows sum to 1.
+
+    `seen`, of queries and keys, is by default the causal mask.
+    """
+    seen = causal_mask(q) if seen is None else seen
+    weights = (_features(q) @ _features(k).mT).masked_fill(~seen, 0.0)
     if own is not None:
         weights = weights + torch.diag_embed(weights.diagonal(dim1=-2, dim2=-1) * (own - 1))
-    return weights / weights.sum(-1, keepdim=True)
+    return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
 
 
 class LinearAttention(SoftmaxAttention):
@@ -120,6 +132,8 @@ class LinearAttention(SoftmaxAttention):
     d_model, n_head, head_size, dropout
         As in :class:`SoftmaxAttention`; dropout is not applied, there are no weights to drop.
     """
+
+    is_linear = True
 
     def attend(self, x, q, k, v, dropout, need_weights):
         out, _ = linear_attention(q, k, v)
@@ -140,6 +154,8 @@ class LinearSDAttention(SDAttention):
     d_model, n_head, head_size, dropout
         As in :class:`LinearAttention`.
     """
+
+    is_linear = True
 
     def _inputs(self, x, q, k):
         return torch.cat([q, -k], -1), torch.cat([k, q], -1), (-self.token_damping(x)).exp()

@@ -207,20 +207,20 @@ def _product(a: torch.Tensor, sign: int) -> torch.Tensor:
 
 
 def _leading_of(sign: int, rank) -> Callable:
-    """As `_leading`, from means; of a reference, whose means stay the same, found once."""
+    """As `leading_map`, from means; of a reference, whose means stay the same, found once."""
     known: dict[int, torch.Tensor] = {}
 
     def leading(means):
         if isinstance(means, _Own):
-            return _leading(means.gram, sign, rank)
+            return leading_map(means.gram, sign, rank)
         if id(means) not in known:
-            known[id(means)] = _leading(means.gram, sign, rank)
+            known[id(means)] = leading_map(means.gram, sign, rank)
         return known[id(means)]
 
     return leading
 
 
-def _leading(gram: torch.Tensor, sign: int, rank: int) -> torch.Tensor:
+def leading_map(gram: torch.Tensor, sign: int, rank: int) -> torch.Tensor:
     """G so that A G A^T is the best approximation of A J A^T of this rank, from A^T A alone.
 
     J is skew for sign -1, symmetric for 1. With a root A^T A = T^T T, A is Q T with orthonormal Q,

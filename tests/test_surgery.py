@@ -21,7 +21,7 @@ from attnlib import (
     truncate_routing,
     window_losses,
 )
-from attnlib.surgery import _leading
+from attnlib.surgery import leading_map
 
 
 def tokens_of(n=4, t=12, vocab=11, seed=0):
@@ -127,7 +127,7 @@ def test_a_fixed_map_is_the_best_of_its_rank_over_all_texts_together(seed, rank,
     q, k = a.chunk(2, -1)
     sign = -1 if skew else 1
     whole = q @ k.mT + sign * k @ q.mT
-    found = a @ _leading(a.mT @ a, sign, rank) @ a.mT
+    found = a @ leading_map(a.mT @ a, sign, rank) @ a.mT
     torch.testing.assert_close(found, best(whole, rank), atol=1e-9, rtol=1e-7)
     assert torch.linalg.matrix_rank(found, rtol=1e-9) <= rank
 

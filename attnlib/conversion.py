@@ -1,0 +1,371 @@
+"""Copies of a model with some of its attention made cheaper, and a short training to heal them."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from fnmatch import fnmatch
+
+import torch
+import torch.nn.functional as F
+
+from .capture import CHANGE, reader_of
+from .errors import InputError, check_windows
+from .gpt import GPT
+from .linear import linear_attention
+from .surgery import check_layers, leading_map, reference_means
+from .training import TrainConfig, learning_rate
+
+LINEAR_KIND = {"softmax": "linear", "sd": "linear-sd"}
+HF_NAME = "attnlib_changed"
+
+
+def linearize(model, layers: Sequence[int]):
+    """A copy with the softmax of some layers replaced by ELU + 1, on the same projections.
+
+    exp(q . k / sqrt(D)) becomes phi(q) . phi(k), and of S-D attention, whose logits are S - D,
+    phi([q_i, -k_i]) . phi([k_j, q_j]) with the factor exp(-d_i) on the query's own key.
+
+    Parameters
+    ----------
+    model : GPT or transformers.PreTrainedModel
+        Ours of softmax or S-D attention; a causal model of transformers. It is not touched.
+    layers : sequence of int
+        From 1, each once, at least one.
+
+    Returns
+    -------
+    GPT or transformers.PreTrainedModel
+        Of ours a model of the kinds ``"linear"`` and ``"linear-sd"``, which can be saved. One of
+        transformers keeps its class and weights and computes these layers through the attention
+        interface; ``save_pretrained`` does not store that.
+
+    Raises
+    ------
+    InputError
+        Layers that are not there or given twice; gated, bidirectional, windowed or already linear
+        attention.
+
+    References
+    ----------
+    Jamil & Kapadia 2026 (B11); the feature map of Katharopoulos et al. 2020. The form for S-D
+    attention is our reading.
+    """
+    reader = reader_of(model)
+    layers = check_layers(layers, reader.n_layer)
+    if not isinstance(model, GPT):
+        return _changed(model, dict.fromkeys(layers, "linear"))
+    kinds = list(model.config.per_layer("attention"))
+    for layer in layers:
+        if kinds[layer - 1] not in LINEAR_KIND:
+            raise InputError(
+                f"layer {layer} is of the kind {kinds[layer - 1]!r}: softmax and sd attention can "
+                "be made linear"
+            )
+        kinds[layer - 1] = LINEAR_KIND[kinds[layer - 1]]
+    return _with_weights(model, model.state_dict(), attention=tuple(kinds))
+
+
+def lower_rank(model, rank: int, layers: Sequence[int] | None = None, *, reference):
+    """A copy whose logits have a lower rank in some layers, by one fixed map a head.
+
+    Of softmax attention Q K^T becomes the product of that rank which is nearest to it over the
+    reference (all heads that share a key use one map for it, so that the key itself gets shorter).
+    Of S-D attention S becomes the nearest skew matrix, of `rank` / 2 planes. Queries and keys then
+    fit in fewer numbers: in the cache, in the product, and, where no rotation by position stands
+    between, in the weights.
+
+    Parameters
+    ----------
+    model : GPT or transformers.PreTrainedModel
+        As in :func:`linearize`. It is not touched.
+    rank : int
+        From 1 to the head size; of S-D attention even, from 2 to twice the head size.
+    layers : sequence of int, optional
+        All by default.
+    reference : torch.Tensor or dict
+        ``(n, T)`` windows, or what :func:`attnlib.reference_means` made of them.
+
+    Returns
+    -------
+    GPT or transformers.PreTrainedModel
+        Of ours with the maps in the weights, whose shapes stay.
+
+    Raises
+    ------
+    InputError
+        A rank that does not fit, layers as in :func:`linearize`, a reference of another model.
+    """
+    reader = reader_of(model)
+    layers = check_layers(layers, reader.n_layer)
+    shapes = [reader.layer_shapes()[layer - 1] for layer in layers]
+    for layer, shape in zip(layers, shapes, strict=True):
+        step = 2 if shape.kind == "sd" else 1
+        if (
+            isinstance(rank, bool)
+            or not isinstance(rank, int)
+            or rank % step
+            or not (step <= rank <= shape.width)
+        ):
+            raise InputError(
+                f"the logits of layer {layer} are cut to a rank from {step} to {shape.width}"
+                f"{', which is even' if step == 2 else ''}, not {rank!r}"
+            )
+    if isinstance(reference, torch.Tensor):
+        reference = reference_means(model, reference)
+    if not set(layers) <= set(reference):
+        raise InputError("the reference is of another model: it lacks some of the layers")
+    if not isinstance(model, GPT):
+        groups = [shape.n_head // shape.n_key for shape in shapes]
+        maps = {
+            layer: nearest_map(reference[layer].gram, rank, group).float()
+            for layer, group in zip(layers, groups, strict=True)
+        }
+        return _changed(model, maps)
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    for layer, shape in zip(layers, shapes, strict=True):
+        name = f"blocks.{layer - 1}.attention.qkv.weight"
+        state[name] = _folded(state[name], reference[layer].gram, rank, shape)
+    return _with_weights(model, state)
+
+
+def nearest_map(gram: torch.Tensor, rank: int, group: int = 1) -> torch.Tensor:
+    """M ``(H, D, D)`` so that Q M K^T is the nearest of this rank to Q K^T over a reference.
+
+    Parameters
+    ----------
+    gram : torch.Tensor
+        ``(H, 2 D, 2 D)`` float64: second moments of [query, key].
+    rank : int
+    group : int
+        Heads that share a key, one after the other. Their M is one projection of the key.
+
+    Notes
+    -----
+    With the roots R of the queries' moments (summed over a group) and C of the keys', the error is
+    the norm of R (I - M) C. It is least for R M C = R C V V^T, V the leading right singular vectors
+    of R C, so M = C V V^T C^-1: a key needs only the numbers V^T C^-1 k.
+    """
+    size = gram.shape[-1] // 2
+    queries = gram[:, :size, :size].unflatten(0, (-1, group)).sum(1)  # (H / group, D, D)
+    keys = gram[::group, size:, size:]
+    root, inverse = _roots(keys)
+    # The leading eigenvectors of C R^2 C: (H / group, D, D), those of the largest last.
+    vectors = torch.linalg.eigh(root @ queries @ root).eigenvectors[..., -rank:]
+    found = root @ vectors @ vectors.mT @ inverse
+    return found.repeat_interleave(group, 0)
+
+
+def _roots(moments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Root of a positive matrix, and its inverse where there is something to invert."""
+    values, vectors = torch.linalg.eigh(moments)
+    there = values > 1e-12 * values[..., -1:]
+    root = torch.where(there, values, 0.0).sqrt()
+    inverse = torch.where(there, 1 / torch.where(there, root, 1.0), 0.0)
+    return tuple((vectors * x.unsqueeze(-2)) @ vectors.mT for x in (root, inverse))
+
+
+def _folded(weight: torch.Tensor, gram: torch.Tensor, rank: int, shape) -> torch.Tensor:
+    """Weights ``(3 H D, d)`` of queries, keys and values with the map in them."""
+    h, size = shape.n_head, shape.head_size
+    q, k, v = weight.double().view(3, h, size, -1)  # each (H, D, d)
+    if shape.kind != "sd":
+        q = nearest_map(gram, rank).mT.to(q) @ q  # q' = M^T q, so that q'.k = q M k
+    else:
+        # a = [q / sqrt(D), k], S' = a G a^T and G = X Y^T - Y X^T: q' = sqrt(D) a X, k' = a Y.
+        x, y = _planes(leading_map(gram, -1, rank).to(q), rank // 2)
+        a = torch.cat([q * size**-0.5, k], 1)  # (H, 2 D, d)
+        pad = (0, 0, 0, size - rank // 2)
+        q, k = F.pad(x.mT @ a, pad) * size**0.5, F.pad(y.mT @ a, pad)
+    return torch.stack([q, k, v]).flatten(0, 2).to(weight.dtype)
+
+
+def _planes(g: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """X and Y ``(H, 2 D, n)`` with G = X Y^T - Y X^T, of a skew G of rank 2 n.
+
+    i G is Hermitian; an eigenvector (x + i y) / sqrt(2) of s > 0 means G x = s y and G y = -s x.
+    """
+    size, vectors = torch.linalg.eigh(1j * g)
+    size, vectors = size[..., -n:].clamp(min=0), vectors[..., -n:]
+    vectors = vectors * (2 * size).sqrt().unsqueeze(-2)
+    return vectors.imag, vectors.real
+
+
+def _with_weights(model: GPT, state: dict, **changes) -> GPT:
+    """A GPT of the same shape but for `changes`, with these weights."""
+    new = GPT(replace(model.config, **changes)).to(next(model.parameters()))
+    new.load_state_dict(state)
+    return new.train(model.training)
+
+
+# ------------------------------------------------------------------ models of transformers
+
+
+def _changed(model, changes: dict):
+    """A copy of a transformers model with a change by layer: "linear", or a map of queries."""
+    reader = reader_of(model)
+    for name, module in enumerate(reader.attention_modules(), start=1):
+        if name in changes and not getattr(module, "is_causal", False):
+            raise InputError(
+                f"{type(module).__name__} is not causal: no sum over earlier tokens stands for it"
+            )
+        if name in changes and getattr(module, "sliding_window", None):
+            raise InputError(f"{type(module).__name__} of layer {name} sees a sliding window only")
+        if name in changes and hasattr(module, CHANGE):
+            raise InputError(f"the attention of layer {name} is changed already")
+    _register()
+    new = copy.deepcopy(model)
+    for layer, module in enumerate(reader_of(new).attention_modules(), start=1):
+        if layer in changes:
+            change = changes[layer]
+            if isinstance(change, torch.Tensor):
+                change = change.to(next(model.parameters()))
+            setattr(module, CHANGE, change)
+    new.set_attn_implementation(HF_NAME)
+    return new
+
+
+def _register() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(HF_NAME, _attend_changed)
+    AttentionMaskInterface.register(HF_NAME, sdpa_mask)
+
+
+def _attend_changed(module, query, key, value, attention_mask, **kwargs):
+    """Attention as `_changed` left it, for transformers: output ``(B, T, H, D)`` and None."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    change = getattr(module, CHANGE, None)
+    if not isinstance(change, str):
+        if change is not None:
+            query = query @ change
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    group = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(group, 1) for x in (key, value))
+    seen = None
+    if attention_mask is not None:  # (B, 1, T, T_all); the last query sees all but the padding
+        seen = (
+            attention_mask[:, 0, -1]
+            if attention_mask.dtype == torch.bool
+            else (attention_mask[:, 0, -1] == 0)
+        )
+    before = key.shape[2] - query.shape[2]
+    # Earlier tokens come as keys alone: queries of zeros stand for theirs, and are cut off again.
+    query = F.pad(query, (0, 0, before, 0))
+    out, _ = linear_attention(query, key, value, seen=seen)
+    return out[:, :, before:].transpose(1, 2).contiguous(), None
+
+
+# ------------------------------------------------------------------ healing
+
+
+def heal(
+    model,
+    tokens: torch.Tensor,
+    config: TrainConfig | None = None,
+    *,
+    what: str | Sequence[str] = "attention",
+    layers: Sequence[int] | None = None,
+    progress: bool = False,
+) -> dict:
+    """Train some of a model's weights for a short while, where they are.
+
+    Parameters
+    ----------
+    model : GPT or transformers.PreTrainedModel
+        A causal language model. It is changed, and ends in evaluation mode.
+    tokens : torch.Tensor
+        ``(n, T + 1)`` windows to train on, drawn at random.
+    config : TrainConfig, optional
+        Its steps, batch_size, learning_rate, betas, weight_decay, warmup, clip and seed count; by
+        default 100 steps of 4 windows.
+    what : {"attention", "all"} or sequence of str
+        What is trained: the attention of `layers`, everything, or the parameters whose names match
+        one of these patterns (as in ``"blocks.0.attention.*"``). Nothing else moves.
+    layers : sequence of int, optional
+        From 1; all by default.
+    progress : bool
+        Show a progress bar on stderr.
+
+    Returns
+    -------
+    dict
+        ``loss``, nats, of each step; ``n_trained``, the number of weights that were trained.
+
+    Raises
+    ------
+    InputError
+        Tokens that are no windows of the model, patterns that name nothing, layers that are not
+        there, a loss that is not finite. The weights are then as they were.
+    """
+    from tqdm import tqdm
+
+    config = config or TrainConfig(steps=100, batch_size=4, learning_rate=1e-3, warmup=10)
+    reader = reader_of(model)
+    check_windows(tokens, reader.context, extra=1, least=1, vocab=model.config.vocab_size)
+    trained = _declared(model, reader, what, layers)
+    before = {name: p.detach().clone() for name, p in trained.items()}
+    wanted = {p: p.requires_grad for p in model.parameters()}
+    optimizer = torch.optim.AdamW(
+        trained.values(), config.learning_rate, config.betas, weight_decay=config.weight_decay
+    )
+    generator = torch.Generator().manual_seed(config.seed)
+    where, losses = next(model.parameters()).device, []
+    model.train()
+    try:
+        for p in wanted:
+            p.requires_grad_(False)
+        for p in trained.values():
+            p.requires_grad_(True)
+        for step in tqdm(range(config.steps), "healing", disable=not progress, file=sys.stderr):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step, config)
+            drawn = torch.randint(len(tokens), (config.batch_size,), generator=generator)
+            batch = tokens[drawn].to(where)
+            logits = model(batch[:, :-1])[0].float()
+            loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+            if not bool(torch.isfinite(loss)):
+                raise InputError(
+                    f"the loss is not finite at step {step + 1}: lower learning_rate "
+                    f"({config.learning_rate})"
+                )
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(trained.values(), config.clip)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            losses.append(float(loss.detach()))
+    except BaseException:
+        with torch.no_grad():
+            for name, p in trained.items():
+                p.copy_(before[name])
+        raise
+    finally:
+        for p, value in wanted.items():
+            p.requires_grad_(value)
+            p.grad = None
+        model.eval()
+    return {"loss": losses, "n_trained": sum(p.numel() for p in trained.values())}
+
+
+def _declared(model, reader, what, layers) -> dict[str, torch.nn.Parameter]:
+    named = dict(model.named_parameters())
+    if what == "all":
+        return named
+    if what == "attention":
+        layers = check_layers(layers, reader.n_layer)
+        modules = [reader.attention_modules()[layer - 1] for layer in layers]
+        inside = {id(p) for module in modules for p in module.parameters()}
+        return {name: p for name, p in named.items() if id(p) in inside}
+    patterns = [what] if isinstance(what, str) else list(what)
+    found = {n: p for n, p in named.items() if any(fnmatch(n, x) for x in patterns)}
+    idle = [x for x in patterns if not any(fnmatch(n, x) for n in named)]
+    if idle or not found:
+        raise InputError(
+            f"no parameter matches {', '.join(map(repr, idle or patterns))}; there are for example "
+            f"{', '.join(list(named)[:4])}"
+        )
+    return found
