@@ -83,6 +83,7 @@ ROOMS = {
     "plots": [],
     "pod": ["pod", "reconstruct", "spectrum", "subspace_overlap"],
     "resampling": ["bootstrap", "contrast", "extrapolate_rank", "rank_curve"],
+    "prescription": ["allocate", "apply", "attention_budget", "prescribe"],
     "routing": [
         "hodge",
         "kernel_spectrum",

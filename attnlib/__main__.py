@@ -1,4 +1,4 @@
-"""The command line: ``python -m attnlib run|list|corpus|sync|make``."""
+"""The command line: ``python -m attnlib run|list|corpus|sync|make|prescribe``."""
 
 from __future__ import annotations
 
@@ -29,6 +29,20 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument("--preset", default="quick")
     make.add_argument("--cores", type=int, default=os.cpu_count())
     commands.add_parser("sync", help="pair the text notebooks with .ipynb in build/ipynb")
+    plan = commands.add_parser("prescribe", help="which layers of a model need less attention")
+    plan.add_argument("model", help="a pretrained model by name, or a folder with a checkpoint")
+    plan.add_argument("--text", required=True, help="a text file, or a corpus by name")
+    plan.add_argument("--windows", type=int, default=8, help="windows of the text")
+    plan.add_argument("--length", type=int, default=96, help="tokens in a window")
+    plan.add_argument("--tolerance", type=float, default=0.05, help="rise of the loss, nats")
+    plan.add_argument("--rank", type=int, nargs="+", help="candidate ranks of the logits")
+    plan.add_argument("--save", default="cache", choices=["cache", "flops"], help="what to save")
+    plan.add_argument("--context", type=int, help="tokens at which savings are counted")
+    plan.add_argument("--seed", type=int, default=0, help="of the windows")
+    plan.add_argument("--device", default="auto")
+    plan.add_argument("--check", action="store_true", help="carry the plan out and measure it")
+    plan.add_argument("--out", help="write the plan to this .nc file")
+    plan.add_argument("--no-progress", action="store_true", help="no progress bar")
     return parser
 
 
@@ -74,6 +88,71 @@ def _corpus(arguments) -> None:
     print(f"corpus {name}: {len(load_text(name)):,} characters", file=sys.stderr)
 
 
+def _prescribe(arguments) -> None:
+    import torch
+
+    from .corpus import load_text, text_hash, windows
+    from .device import pick_device
+    from .evaluation import paired_difference, window_losses
+    from .prescription import apply, plan_table, prescribe
+    from .store import check_writable, save
+
+    where = pick_device(arguments.device)
+    text = load_text(arguments.text)
+    out = arguments.out and check_writable(arguments.out)
+    model, encode = _model(arguments.model)
+    n = arguments.windows
+    drawn = 2 * n if arguments.check else n
+    tokens = windows(encode(text), drawn, arguments.length + 1, seed=arguments.seed)
+    model.to(where)
+    plan = prescribe(
+        model,
+        tokens[:n],
+        tolerance=arguments.tolerance,
+        ranks=arguments.rank,
+        save=arguments.save,
+        context=arguments.context,
+        progress=not arguments.no_progress,
+    )
+    print(plan_table(plan).to_string())
+    print(
+        f"\nsaves {plan.attrs['saving']:.1%} of the {arguments.save} at {plan.attrs['context']} "
+        f"tokens; predicted: loss {plan.attrs['loss']:.3f} "
+        f"{plan.attrs['predicted_cost']:+.3f} +- {plan.attrs['predicted_se']:.3f} nats a token"
+    )
+    if arguments.check:
+        losses = [window_losses(m, tokens[n:]) for m in (model, apply(plan, model))]
+        mean, error = (float(x[1]) for x in paired_difference(torch.stack(losses)))
+        plan = plan.assign_attrs(measured_cost=mean, measured_se=error)
+        print(f"measured on {n} other windows: {mean:+.3f} +- {error:.3f} nats a token")
+    if out:
+        asked = {k: v for k, v in vars(arguments).items() if k != "command"}
+        print(save(plan, out, parameters=asked, corpus_hash=text_hash(text), device=str(where)))
+
+
+def _model(name: str):
+    """A model and what turns a text into its tokens."""
+    if Path(name).is_dir():
+        from .checkpoints import load_checkpoint
+        from .corpus import CharTokenizer, make_tokenizer
+
+        model, meta = load_checkpoint(name)
+        if meta.get("characters"):
+            return model, CharTokenizer(meta["characters"]).encode
+        return model, make_tokenizer("gpt2", "").encode
+    import torch
+
+    from .hub import PRETRAINED, pretrained
+
+    if name not in PRETRAINED and "/" in name:
+        raise InputError(f"there is no folder {name} with a checkpoint")
+
+    model, tokenizer = pretrained(name)
+    return model, lambda text: torch.tensor(
+        tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    )
+
+
 def main(argv: list[str] | None = None) -> int:
     """Entry point; an `InputError` prints its message alone and exits with 2."""
     arguments = _parser().parse_args(argv)
@@ -84,6 +163,8 @@ def main(argv: list[str] | None = None) -> int:
             _list()
         elif arguments.command == "corpus":
             _corpus(arguments)
+        elif arguments.command == "prescribe":
+            _prescribe(arguments)
         elif arguments.command == "make":
             from .graph import make
 

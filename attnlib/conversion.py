@@ -22,7 +22,7 @@ LINEAR_KIND = {"softmax": "linear", "sd": "linear-sd"}
 HF_NAME = "attnlib_changed"
 
 
-def linearize(model, layers: Sequence[int]):
+def linearize(model, layers: Sequence[int], *, share_weights: bool = False):
     """A copy with the softmax of some layers replaced by ELU + 1, on the same projections.
 
     exp(q . k / sqrt(D)) becomes phi(q) . phi(k), and of S-D attention, whose logits are S - D,
@@ -34,6 +34,9 @@ def linearize(model, layers: Sequence[int]):
         Ours of softmax or S-D attention; a causal model of transformers. It is not touched.
     layers : sequence of int
         From 1, each once, at least one.
+    share_weights : bool
+        A copy of a transformers model that has its weights in common with it: to look at, not to
+        train.
 
     Returns
     -------
@@ -54,9 +57,11 @@ def linearize(model, layers: Sequence[int]):
     attention is our reading.
     """
     reader = reader_of(model)
+    if layers is None:
+        raise InputError(f"say which layers become linear: some of 1 to {reader.n_layer}")
     layers = check_layers(layers, reader.n_layer)
     if not isinstance(model, GPT):
-        return _changed(model, dict.fromkeys(layers, "linear"))
+        return _changed(model, dict.fromkeys(layers, "linear"), share_weights)
     kinds = list(model.config.per_layer("attention"))
     for layer in layers:
         if kinds[layer - 1] not in LINEAR_KIND:
@@ -68,7 +73,14 @@ def linearize(model, layers: Sequence[int]):
     return _with_weights(model, model.state_dict(), attention=tuple(kinds))
 
 
-def lower_rank(model, rank: int, layers: Sequence[int] | None = None, *, reference):
+def lower_rank(
+    model,
+    rank: int,
+    layers: Sequence[int] | None = None,
+    *,
+    reference,
+    share_weights: bool = False,
+):
     """A copy whose logits have a lower rank in some layers, by one fixed map a head.
 
     Of softmax attention Q K^T becomes the product of that rank which is nearest to it over the
@@ -87,6 +99,8 @@ def lower_rank(model, rank: int, layers: Sequence[int] | None = None, *, referen
         All by default.
     reference : torch.Tensor or dict
         ``(n, T)`` windows, or what :func:`attnlib.reference_means` made of them.
+    share_weights : bool
+        As in :func:`linearize`.
 
     Returns
     -------
@@ -123,7 +137,7 @@ def lower_rank(model, rank: int, layers: Sequence[int] | None = None, *, referen
             layer: nearest_map(reference[layer].gram, rank, group).float()
             for layer, group in zip(layers, groups, strict=True)
         }
-        return _changed(model, maps)
+        return _changed(model, maps, share_weights)
     state = {k: v.clone() for k, v in model.state_dict().items()}
     for layer, shape in zip(layers, shapes, strict=True):
         name = f"blocks.{layer - 1}.attention.qkv.weight"
@@ -203,7 +217,7 @@ def _with_weights(model: GPT, state: dict, **changes) -> GPT:
 # ------------------------------------------------------------------ models of transformers
 
 
-def _changed(model, changes: dict):
+def _changed(model, changes: dict, share_weights: bool):
     """A copy of a transformers model with a change by layer: "linear", or a map of queries."""
     reader = reader_of(model)
     for name, module in enumerate(reader.attention_modules(), start=1):
@@ -216,7 +230,8 @@ def _changed(model, changes: dict):
         if name in changes and hasattr(module, CHANGE):
             raise InputError(f"the attention of layer {name} is changed already")
     _register()
-    new = copy.deepcopy(model)
+    tensors = [*model.parameters(), *model.buffers()] if share_weights else []
+    new = copy.deepcopy(model, {id(t): t for t in tensors})
     for layer, module in enumerate(reader_of(new).attention_modules(), start=1):
         if layer in changes:
             change = changes[layer]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 
@@ -115,6 +116,47 @@ class GPTConfig:
             raise InputError(f"a size is layers x width x heads, as in 12x768x12, not {size!r}")
         n_layer, d_model, n_head = map(int, parts)
         return replace(self, n_layer=n_layer, d_model=d_model, n_head=n_head, head_size=None)
+
+    @classmethod
+    def from_plan(cls, plan, base: GPTConfig | None = None) -> GPTConfig:
+        """The model that a plan of :func:`attnlib.prescribe` asks for, to be trained.
+
+        Parameters
+        ----------
+        plan : xarray.Dataset
+            Layers that it recommends to be linear are; all have the head sizes that it gives.
+        base : GPTConfig, optional
+            What the plan leaves open; by default the model that it was made for, if that was a GPT.
+
+        Returns
+        -------
+        GPTConfig
+
+        Raises
+        ------
+        InputError
+            No plan, a plan of another number of layers than `base`, or one for a transformers
+            model without a `base`.
+        """
+        from .prescription import check_plan
+
+        check_plan(plan)
+        if base is None and "config" not in plan.attrs:
+            raise InputError(
+                f"the plan is for {plan.attrs.get('architecture')}, which is not a GPT: give as "
+                "`base` a GPTConfig with as many layers"
+            )
+        base = base or cls.from_dict(json.loads(plan.attrs["config"]))
+        actions = plan["recommendation"].values
+        if base.n_layer != len(actions):
+            raise InputError(f"the plan has {len(actions)} layers, the model {base.n_layer}")
+        linear = {"softmax": "linear", "sd": "linear-sd"}
+        kinds = tuple(
+            linear.get(kind, kind) if action == "linear" else kind
+            for kind, action in zip(base.per_layer("attention"), actions, strict=True)
+        )
+        sizes = tuple(int(x) for x in plan["head_size"].values)
+        return replace(base, attention=kinds, head_size=sizes)
 
     def to_dict(self) -> dict:
         """Plain values, for JSON."""

@@ -105,6 +105,20 @@ def _unpack_complex(data: xr.Dataset) -> xr.Dataset:
     return data
 
 
+def check_writable(path) -> Path:
+    """The path of a results file that can be written, or the error that `save` would end in."""
+    path = Path(path)
+    if path.suffix != ".nc":
+        raise InputError(f"a results file ends in .nc, not {path.name!r}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError("no permission to write")
+    except OSError as error:
+        raise InputError(f"cannot write to {path.parent}: {error}") from error
+    return path
+
+
 def save(
     dataset: xr.Dataset,
     path,

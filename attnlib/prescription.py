@@ -1,0 +1,430 @@
+"""A plan for cheaper attention: what each layer can do without, what it saves, what it costs."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import xarray as xr
+
+from .capture import LayerShape, reader_of
+from .conversion import linearize, lower_rank
+from .errors import InputError, check_whole, check_windows
+from .evaluation import window_losses
+from .gpt import GPT
+from .interactions import interaction_ranks
+from .surgery import check_layers, reference_means
+
+FULL, LINEAR = "full", "linear"
+SAVINGS = ("cache", "flops")
+
+
+def allocate(
+    ranks,
+    *,
+    largest: int,
+    smallest: int = 2,
+    multiple: int = 2,
+    share: float | None = None,
+) -> tuple[int, ...]:
+    """Head sizes by layer, in proportion to measured ranks.
+
+    Parameters
+    ----------
+    ranks : sequence of float
+        One positive number a layer, such as the routing rank of its heads.
+    largest : int
+        Head size of the layer with the highest rank, and the uniform size that `share` refers to.
+    smallest, multiple : int
+        No head is smaller than the one, and all are multiples of the other.
+    share : float, optional
+        The sizes add up to at most this share of the uniform model's, and to as much as the
+        rounding allows; by default the layer of the highest rank has `largest`.
+
+    Returns
+    -------
+    tuple of int
+        For ``GPTConfig(head_size=...)``.
+
+    Raises
+    ------
+    InputError
+        Ranks that are not finite and positive, sizes that do not fit each other, a share that
+        cannot be met.
+
+    References
+    ----------
+    Jamil & Kapadia 2026 (B13), who go from 8 to 64; the proportion is our reading.
+    """
+    ranks = np.asarray(ranks, float)
+    if ranks.ndim != 1 or not len(ranks):
+        raise InputError(f"ranks are one number a layer, not of the shape {ranks.shape}")
+    if not (np.isfinite(ranks).all() and (ranks > 0).all()):
+        raise InputError(
+            f"ranks are finite and positive, not {ranks.tolist()}: a layer without routing has none"
+        )
+    for name, value in (("largest", largest), ("smallest", smallest), ("multiple", multiple)):
+        check_whole(name, value)
+    if smallest > largest or smallest % multiple or largest % multiple:
+        raise InputError(
+            f"head sizes from {smallest} to {largest} in steps of {multiple} do not fit: both ends "
+            "are multiples of the step"
+        )
+
+    def sizes(factor):
+        wanted = np.rint(factor * ranks / multiple) * multiple
+        return np.clip(wanted, smallest, largest).astype(int)
+
+    if share is None:
+        return tuple(int(x) for x in sizes(largest / ranks.max()))
+    if not 0 < share <= 1 or smallest > share * largest:
+        raise InputError(
+            f"a share of {share!r} of heads of {largest} cannot be met with heads of at least "
+            f"{smallest}"
+        )
+    # A layer's size changes where its rounding does: these are all factors that make a difference.
+    half_steps = (np.arange(smallest, largest + 1, multiple) - multiple / 2)[:, None] / ranks
+    factors = np.unique(np.concatenate([[0.0], np.nextafter(half_steps, np.inf).ravel()]))
+    fit = [f for f in factors if sizes(f).sum() <= share * largest * len(ranks)]
+    return tuple(int(x) for x in sizes(fit[-1]))
+
+
+def attention_budget(
+    shape: LayerShape, d_model: int, context: int, rank: int | None = None
+) -> dict[str, float]:
+    """What the attention of one layer takes, with keys of full width or of a lower rank.
+
+    Parameters
+    ----------
+    shape : LayerShape
+        Its kind may be softmax, sd, linear or linear-sd.
+    d_model, context : int
+    rank : int, optional
+        Of the logits.
+
+    Returns
+    -------
+    dict
+        ``cache``: numbers kept of `context` tokens of one text (keys and values; in S-D attention
+        queries as well; of linear attention its state); ``flops`` of products of scores and values
+        a token, the mean over the context (one multiplication and addition count 2);
+        ``parameters`` of queries, keys, values and output.
+    """
+    h, g, size = shape.n_head, shape.n_key, shape.head_size
+    sd = shape.kind.endswith("sd")
+    width = rank or size * (2 if sd else 1)  # numbers a key
+    mean_keys = (context + 1) / 2
+    # Of S-D attention a rank of 2 n takes n numbers of each query and each key.
+    projected = h * width if sd else (h + g) * width
+    found = {
+        "cache": g * (width + size) * context,
+        "flops": 2 * h * (width + size) * mean_keys,
+        "parameters": d_model * (projected + g * size + h * size),
+    }
+    if shape.kind.startswith("linear"):
+        found["cache"] = g * width * (size + 1)
+        found["flops"] = 2 * (g + h) * width * (size + 1)
+    return found
+
+
+def prescribe(
+    model,
+    tokens: torch.Tensor | None = None,
+    *,
+    tolerance: float = 0.05,
+    ranks: Sequence[int] | None = None,
+    linear: bool = True,
+    save: str = "cache",
+    context: int | None = None,
+    layers: Sequence[int] | None = None,
+    progress: bool = False,
+) -> xr.Dataset:
+    """What to do with the attention of each layer, from one measurement of a model on a text.
+
+    Half of the windows tell ranks and make the maps of lower rank; on the other half each candidate
+    is tried in each layer alone. The plan is the choice, one candidate a layer, that saves most
+    while the costs of its layers, added up, stay within the tolerance. That the costs add up is an
+    assumption: run :func:`apply` and measure.
+
+    Parameters
+    ----------
+    model : GPT, transformers.PreTrainedModel or xarray.Dataset
+        Of softmax or S-D attention, causal. Or an earlier plan, for a choice with another
+        `tolerance` or `save` without measuring anew.
+    tokens : torch.Tensor
+        ``(n, T + 1)`` windows, at least 6.
+    tolerance : float
+        Nats a token by which the loss may rise: 0.05 is 5% of perplexity.
+    ranks : sequence of int, optional
+        Candidate ranks of the logits; by default a quarter and a half of what they can have.
+    linear : bool
+        Whether linear attention is a candidate.
+    save : {"cache", "flops"}
+        What the plan saves; see :func:`attention_budget`.
+    context : int, optional
+        Tokens at which savings are counted; by default those of the model, or T.
+    layers : sequence of int, optional
+        Where to try candidates; elsewhere the plan leaves all as it is.
+    progress : bool
+        Show a progress bar on stderr.
+
+    Returns
+    -------
+    xarray.Dataset
+        By layer: ``routing_rank``, ``filtering_rank`` (participation) and ``potential_share``,
+        means over heads and texts; ``head_size``, from :func:`allocate` of the routing rank (it
+        needs training); ``recommendation``; ``predicted_cost`` in nats and ``saving``, the share of
+        its own cache or flops. On (layer, action): ``cost`` and ``cost_se`` over windows,
+        ``cache``, ``flops``, ``parameters``. On window: ``loss``. ``reference``, the tokens that
+        make the maps. On point: ``frontier_saving`` and ``frontier_cost``, of the best plans
+        as the tolerance grows. Attributes: the model's shape, ``predicted_cost``,
+        ``predicted_se``, ``saving`` of the whole.
+
+    Raises
+    ------
+    InputError
+        Too few or too short windows, candidates that do not fit, ranks that are not finite, a
+        model that is gated, bidirectional or in part linear already.
+
+    References
+    ----------
+    Jamil & Kapadia 2026, whose cascade says what may be linearised or made smaller.
+    """
+    if save not in SAVINGS:
+        raise InputError(f"save is one of {SAVINGS}, not {save!r}")
+    if not (isinstance(tolerance, (int, float)) and 0 <= tolerance < math.inf):
+        raise InputError(f"tolerance is a rise of the loss in nats, not {tolerance!r}")
+    if not isinstance(model, xr.Dataset):
+        model = _measured(model, tokens, ranks, linear, context, layers, progress)
+    return _chosen(model, float(tolerance), save)
+
+
+def apply(plan: xr.Dataset, model):
+    """Carry out of a plan what needs no training: linear layers, and lower ranks.
+
+    Parameters
+    ----------
+    plan : xarray.Dataset
+        From :func:`prescribe`.
+    model : GPT or transformers.PreTrainedModel
+        The model that it was made for, or another of the same shape. It is not touched.
+
+    Returns
+    -------
+    GPT or transformers.PreTrainedModel
+        A copy. Head sizes are not changed: :meth:`GPTConfig.from_plan` builds a model with them,
+        to be trained.
+
+    Raises
+    ------
+    InputError
+        No plan, a plan for another architecture, with ranks that are no numbers or with
+        recommendations that we do not know.
+    """
+    check_plan(plan)
+    shapes = reader_of(model).layer_shapes()
+    if _described(model, shapes) != plan.attrs["architecture"]:
+        raise InputError(
+            f"the plan is for another architecture, {plan.attrs['architecture']}, not for "
+            f"{_described(model, shapes)}"
+        )
+    actions = {int(x): str(a) for x, a in plan["recommendation"].to_series().items()}
+    reference = torch.from_numpy(plan["reference"].values)
+    cut = {layer: int(a.split()[1]) for layer, a in actions.items() if a.startswith("rank ")}
+    new = model
+    if cut:
+        means = reference_means(model, reference.to(next(model.parameters()).device))
+        for rank in sorted(set(cut.values())):
+            new = lower_rank(new, rank, [k for k, r in cut.items() if r == rank], reference=means)
+    straight = [layer for layer, action in actions.items() if action == LINEAR]
+    if straight:
+        new = linearize(new, straight)
+    return copy.deepcopy(model) if new is model else new
+
+
+def plan_table(plan: xr.Dataset):
+    """A plan as a table, ``pandas.DataFrame``, one row a layer."""
+    check_plan(plan)
+    columns = {
+        "routing rank": plan["routing_rank"].round(2),
+        "filtering rank": plan["filtering_rank"].round(2),
+        "potential": plan["potential_share"].round(2),
+        "head size": plan["head_size"],
+        "recommendation": plan["recommendation"],
+        "saving": plan["saving"].round(3),
+        "predicted cost": plan["predicted_cost"].round(4),
+    }
+    table = xr.Dataset(columns).reset_coords(drop=True).to_dataframe()
+    return table[list(columns)]
+
+
+def check_plan(plan) -> None:
+    """Refuse what :func:`prescribe` did not make, or what is damaged."""
+    wanted = {"recommendation", "head_size", "reference", "routing_rank", "cost"}
+    if not isinstance(plan, xr.Dataset) or not wanted <= set(plan):
+        raise InputError("this is no plan: make one with prescribe(model, tokens)")
+    if not np.isfinite(plan["routing_rank"]).all():
+        raise InputError("the ranks of this plan are not finite: measure the model anew")
+    known = set(plan["action"].values)
+    strange = sorted(set(plan["recommendation"].values) - known)
+    if strange:
+        raise InputError(
+            f"the plan recommends {', '.join(strange)}; known are {', '.join(sorted(known))}"
+        )
+
+
+# ------------------------------------------------------------------ measuring
+
+
+def _measured(model, tokens, ranks, linear, context, layers, progress) -> xr.Dataset:
+    """All of a plan but the choice."""
+    from tqdm import tqdm
+
+    reader = reader_of(model)
+    check_windows(tokens, reader.context, extra=1, least=6, vocab=model.config.vocab_size)
+    shapes = reader.layer_shapes()
+    layers = check_layers(layers, reader.n_layer)
+    narrowest = min(shape.width for shape in shapes)
+    step = 2 if any(shape.kind == "sd" for shape in shapes) else 1
+    if ranks is None:
+        ranks = sorted({max(step, narrowest // n // step * step) for n in (4, 2)})
+    actions = [FULL, *(f"rank {rank}" for rank in ranks), *([LINEAR] if linear else [])]
+    if len(set(actions)) < len(actions) or len(actions) == 1:
+        raise InputError(f"candidates are at least one rank or linear attention, not {actions[1:]}")
+    half = len(tokens) // 2
+    reference, held_out = tokens[:half, :-1], tokens[half:]
+    found = interaction_ranks(model, reference, progress=progress)
+    means = reference_means(model, reference)
+
+    base = window_losses(model, held_out)
+    cost = np.full((len(held_out), reader.n_layer, len(actions)), np.nan)
+    cost[:, :, 0] = 0
+    options = {"share_weights": True}
+    total = len(layers) * (len(actions) - 1)
+    with tqdm(total=total, desc="candidates", disable=not progress, file=sys.stderr) as bar:
+        for layer in layers:
+            for at, action in enumerate(actions[1:], start=1):
+                if action == LINEAR:
+                    changed = linearize(model, [layer], **options)
+                else:
+                    rank = int(action.split()[1])
+                    changed = lower_rank(model, rank, [layer], reference=means, **options)
+                cost[:, layer - 1, at] = window_losses(changed, held_out) - base
+                bar.update()
+    context = check_whole("context", context or reader.context or tokens.shape[1] - 1)
+    config = model.config if isinstance(model, GPT) else model.config.get_text_config()
+    d_model = getattr(config, "d_model", None) or config.hidden_size
+    budgets = [[_budget_of(a, shape, d_model, context) for a in actions] for shape in shapes]
+    mean_rank = found["routing_rank"].sel(rank_by="participation").mean(("head", "snapshot"))
+    both = ("layer", "action")
+    data = {
+        "routing_rank": mean_rank,
+        "filtering_rank": found["filtering_rank"]
+        .sel(rank_by="participation")
+        .mean(("head", "snapshot")),
+        "potential_share": found["potential_share"].mean(("head", "snapshot")),
+        "window_cost": (("window", *both), cost),
+        "cost": (both, cost.mean(0)),
+        "cost_se": (both, cost.std(0, ddof=1) / math.sqrt(len(cost))),
+        "loss": ("window", base.numpy()),
+        "reference": (("reference_window", "token"), reference.cpu().numpy()),
+    }
+    for name in budgets[0][0]:
+        data[name] = (both, np.array([[b[name] for b in row] for row in budgets]))
+    largest = max(shape.head_size for shape in shapes)
+    if np.isfinite(mean_rank).all():
+        multiple = 2 if largest % 2 == 0 else 1
+        sizes = allocate(mean_rank, largest=largest, smallest=multiple, multiple=multiple)
+        data["head_size"] = ("layer", np.array(sizes))
+    coords = {"layer": np.arange(1, reader.n_layer + 1), "action": actions}
+    attributes = {
+        "architecture": _described(model, shapes),
+        "context": context,
+        "loss": float(base.mean()),
+    }
+    if isinstance(model, GPT):
+        attributes["config"] = json.dumps(model.config.to_dict())
+    measured = xr.Dataset(data, coords, attributes).drop_vars("rank_by", errors="ignore")
+    if "head_size" not in measured:
+        raise InputError(
+            "a layer has no routing at all, so its rank is not a number: no plan can be made"
+        )
+    return measured
+
+
+def _budget_of(action: str, shape: LayerShape, d_model: int, context: int) -> dict[str, float]:
+    if action == LINEAR:
+        shape = shape._replace(kind="linear-sd" if shape.kind == "sd" else "linear")
+    rank = int(action.split()[1]) if action.startswith("rank") else None
+    return attention_budget(shape, d_model, context, rank)
+
+
+def _described(model, shapes) -> str:
+    config = model.config if isinstance(model, GPT) else model.config.get_text_config()
+    width = getattr(config, "d_model", None) or config.hidden_size
+    kinds = [f"{s.kind} {s.n_head}/{s.n_key}x{s.head_size}" for s in shapes]
+    each = kinds[0] if len(set(kinds)) == 1 else ", ".join(kinds)
+    return f"{type(model).__name__}, {len(shapes)} layers, width {width}: {each}"
+
+
+# ------------------------------------------------------------------ choosing
+
+
+def _chosen(measured: xr.Dataset, tolerance: float, save: str) -> xr.Dataset:
+    """The plan that saves most within a tolerance, and those of other tolerances."""
+    wanted = {"window_cost", "cost", save}
+    if not wanted <= set(measured):
+        raise InputError("this is no plan: make one with prescribe(model, tokens)")
+    cost = measured["cost"].values
+    budget = measured[save].values
+    total = budget[:, 0].sum()
+    picked = _most_saved(cost, budget[:, :1] - budget, tolerance)
+    rows = np.arange(len(cost))
+    by_window = measured["window_cost"].values[:, rows, picked].sum(1)
+    # Tolerances at which to look for the frontier: none, then up to all of the candidates' costs.
+    most = np.nanmax(np.clip(cost, 0, None), 1).sum()
+    points = [0.0, *np.geomspace(max(most, 1e-9) / 1e4, max(most, 1e-9), 24)]
+    frontier = [_most_saved(cost, budget[:, :1] - budget, x) for x in points]
+    plan = measured.assign(
+        recommendation=("layer", measured["action"].values[picked].astype(str)),
+        predicted_cost=("layer", cost[rows, picked]),
+        saving=("layer", 1 - budget[rows, picked] / budget[:, 0]),
+        frontier_saving=("point", [1 - budget[rows, p].sum() / total for p in frontier]),
+        frontier_cost=("point", [cost[rows, p].sum() for p in frontier]),
+    )
+    return plan.assign_attrs(
+        tolerance=tolerance,
+        save=save,
+        predicted_cost=float(by_window.mean()),
+        predicted_se=float(by_window.std(ddof=1) / math.sqrt(len(by_window))),
+        saving=float(1 - budget[rows, picked].sum() / total),
+    )
+
+
+def _most_saved(cost: np.ndarray, saved: np.ndarray, tolerance: float) -> np.ndarray:
+    """One candidate a layer, ``(layer,)``: the most saved with costs of at most the tolerance.
+
+    A cost below 0 counts as 0: noise in one layer pays for nothing in another.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    n, m = cost.shape
+    there = np.isfinite(cost)
+    price = np.clip(np.where(there, cost, 0.0), 0, None)
+    one_each = np.kron(np.eye(n), np.ones(m))
+    rules = [
+        LinearConstraint(one_each, 1, 1),
+        LinearConstraint(price.ravel()[None], -np.inf, tolerance),
+    ]
+    # Of plans that save the same, the cheapest: prices enter the goal with a weight too small to
+    # turn a saving down.
+    goal = -saved / np.abs(saved).max() + 1e-7 * price / max(price.max(), 1e-12)
+    found = milp(
+        goal.ravel(), integrality=np.ones(n * m), bounds=Bounds(0, there.ravel()), constraints=rules
+    )
+    return found.x.reshape(n, m).argmax(1)
