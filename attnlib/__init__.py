@@ -64,6 +64,7 @@ ROOMS = {
     ],
     "hub": ["PRETRAINED", "pretrained", "token_windows"],
     "inference": [
+        "correlation_interval",
         "early_and_late",
         "over_texts",
         "rank_correlation",

@@ -57,12 +57,26 @@ CLAIMS = {
     ),
     "B9": ("filtering collapses to one scalar a head", "+0.3 perplexity"),
     "B10": ("S-D attention without its routing fails", "catastrophically"),
+    "B11": (
+        "the first layers of an S-D model can be linearised after training",
+        "7 of 12 layers under 5% of perplexity; standard attention collapses by layer 3",
+    ),
+    "B12": (
+        "the first four layers can be trained as linear attention",
+        "within 1.4% of perplexity at full head size",
+    ),
+    "B13": (
+        "the cascade tells each layer's head size",
+        "heads of 8 to 64: 47–65% fewer attention parameters for 3.9–8.4% of perplexity",
+    ),
     "B14": (
         "the two kinds are each other's inverse",
         "standard: filtering cannot be cut, routing can; S-D: the reverse",
     ),
     "B15": ("layer normalisation hides the cascade", "the cascade shows without it"),
+    "B16": ("the region that can be linearised widens with depth", "no figure"),
     "X1": ("what is the low rank of routing made of?", "not asked"),
+    "X6": ("does one measurement of a model prescribe what its layers need?", "not asked"),
 }
 
 # The last is for a question that nobody has published an answer to.

@@ -116,11 +116,7 @@ def rank_correlation(x, y, seed: int = 0) -> tuple[float, float]:
     """
     from scipy import stats
 
-    x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
-    if x.ndim != 1 or x.shape != y.shape or len(x) < 3:
-        raise InputError(f"3 or more pairs of values are correlated, not {x.shape} with {y.shape}")
-    if not (np.isfinite(x).all() and np.isfinite(y).all()):
-        raise InputError("a value to be correlated is not finite")
+    x, y = _pairs(x, y)
     check_whole("seed", seed, 0)
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         return 0.0, 1.0
@@ -132,6 +128,58 @@ def rank_correlation(x, y, seed: int = 0) -> tuple[float, float]:
         rng=np.random.default_rng(seed),
     )
     return float(test.statistic), float(test.pvalue)
+
+
+def correlation_interval(
+    x, y, *, n_resamples: int = 1000, level: float = 0.95, seed: int = 0
+) -> tuple[float, float, float]:
+    """Spearman's correlation, with an interval from resampled pairs (percentiles).
+
+    Parameters
+    ----------
+    x, y : array-like
+        ``(n,)``, finite, at least 3.
+    n_resamples : int
+    level : float
+    seed : int
+        Of the resamples. Those in which one of the two does not vary count as 0.
+
+    Returns
+    -------
+    rho, low, high : float
+        All 0 where one of the two does not vary.
+
+    Raises
+    ------
+    InputError
+        As :func:`rank_correlation`; fewer than 2 resamples, a level outside (0, 1).
+    """
+    from scipy import stats
+
+    x, y = _pairs(x, y)
+    check_whole("n_resamples", n_resamples, 2)
+    check_whole("seed", seed, 0)
+    if not 0 < level < 1:
+        raise InputError(f"a level lies between 0 and 1, not {level!r}")
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        return 0.0, 0.0, 0.0
+    drawn = np.random.default_rng(seed).integers(len(x), size=(n_resamples, len(x)))
+    # Pearson's correlation of the ranks within each resample: (resample, n)
+    ranks = [stats.rankdata(values[drawn], axis=1) for values in (x, y)]
+    a, b = (r - r.mean(1, keepdims=True) for r in ranks)
+    size = np.sqrt((a**2).sum(1) * (b**2).sum(1))
+    rho = np.divide((a * b).sum(1), size, out=np.zeros(n_resamples), where=size > 0)
+    low, high = np.quantile(rho, [(1 - level) / 2, (1 + level) / 2])
+    return float(stats.spearmanr(x, y)[0]), float(low), float(high)
+
+
+def _pairs(x, y):
+    x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    if x.ndim != 1 or x.shape != y.shape or len(x) < 3:
+        raise InputError(f"3 or more pairs of values are correlated, not {x.shape} with {y.shape}")
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        raise InputError("a value to be correlated is not finite")
+    return x, y
 
 
 def trainings_interval(losses: xr.DataArray, level: float = 0.95) -> float | None:

@@ -16,6 +16,7 @@ from .capture import LayerShape, reader_of
 from .conversion import linearize, lower_rank
 from .errors import InputError, check_whole, check_windows
 from .evaluation import window_losses
+from .fields import iter_fields
 from .gpt import GPT
 from .interactions import interaction_ranks
 from .surgery import check_layers, reference_means
@@ -177,7 +178,8 @@ def prescribe(
     -------
     xarray.Dataset
         By layer: ``routing_rank``, ``filtering_rank`` (participation) and ``potential_share``,
-        means over heads and texts; ``head_size``, from :func:`allocate` of the routing rank (it
+        means over heads and texts; ``entropy`` of the attention weights, nats, the mean over heads
+        and queries; ``head_size``, from :func:`allocate` of the routing rank (it
         needs training); ``recommendation``; ``predicted_cost`` in nats and ``saving``, the share of
         its own cache or flops. On (layer, action): ``cost`` and ``cost_se`` over windows,
         ``cache``, ``flops``, ``parameters``. On window: ``loss``. ``reference``, the tokens that
@@ -300,6 +302,10 @@ def _measured(model, tokens, ranks, linear, context, layers, progress) -> xr.Dat
     reference, held_out = tokens[:half, :-1], tokens[half:]
     found = interaction_ranks(model, reference, progress=progress)
     means = reference_means(model, reference)
+    entropy = np.zeros(reader.n_layer)
+    for layer, _, weights in iter_fields(model, reference, heads="all"):
+        # (b, H, T, T) to the sum over its texts; 0 log 0 = 0
+        entropy[layer - 1] += float(torch.special.entr(weights.double()).sum(-1).mean((1, 2)).sum())
 
     base = window_losses(model, held_out)
     cost = np.full((len(held_out), reader.n_layer, len(actions)), np.nan)
@@ -328,6 +334,7 @@ def _measured(model, tokens, ranks, linear, context, layers, progress) -> xr.Dat
         .sel(rank_by="participation")
         .mean(("head", "snapshot")),
         "potential_share": found["potential_share"].mean(("head", "snapshot")),
+        "entropy": ("layer", entropy / half),
         "window_cost": (("window", *both), cost),
         "cost": (both, cost.mean(0)),
         "cost_se": (both, cost.std(0, ddof=1) / math.sqrt(len(cost))),

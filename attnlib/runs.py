@@ -283,9 +283,10 @@ def held_out_windows(results, n: int, length: int, *, seed: int = 0, part: str =
     results : path-like
     n, length, seed
         As in :func:`attnlib.windows`.
-    part : {"validation", "all"}
-        ``"all"`` draws from the whole text, for ensembles larger than the validation text holds.
-        Then most windows are of text that the models were trained on.
+    part : {"validation", "training", "all"}
+        ``"training"`` draws from what the models were trained on, to train them further; ``"all"``
+        from the whole text, for ensembles larger than the validation text holds, so that most
+        windows are of text that the models were trained on.
 
     Raises
     ------
@@ -296,10 +297,11 @@ def held_out_windows(results, n: int, length: int, *, seed: int = 0, part: str =
     text = load_text(trained.attrs["corpus"])
     if text_hash(text) != trained.attrs["corpus_hash"]:
         raise InputError(f"the text {trained.attrs['corpus']} has changed: run notebook 01 again")
-    if part not in ("validation", "all"):
-        raise InputError(f"part is 'validation' or 'all', not {part!r}")
+    if part not in ("training", "validation", "all"):
+        raise InputError(f"part is 'training', 'validation' or 'all', not {part!r}")
     everything = make_tokenizer(trained.attrs["tokenizer"], text).encode(text)
-    tokens = everything if part == "all" else split_tokens(everything)[1]
+    halves = dict(zip(("training", "validation"), split_tokens(everything), strict=True))
+    tokens = everything if part == "all" else halves[part]
     return windows(tokens, n, length, seed=seed)
 
 

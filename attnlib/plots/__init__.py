@@ -1,5 +1,6 @@
 """One function a kind of figure. Each takes labelled arrays and returns a matplotlib Figure."""
 
+from .acting import cost_curves, cost_frontiers, plan_stacks
 from .base import line_panels, use_style
 from .coherence import coherence_maps, coherence_shares
 from .fields import by_lag, field_maps, two_readings
@@ -41,6 +42,8 @@ __all__ = [
     "coherence_maps",
     "coherence_shares",
     "continuous_spectra",
+    "cost_curves",
+    "cost_frontiers",
     "dominant_by_layer",
     "eigenvalue_panels",
     "eigenvalue_planes",
@@ -55,6 +58,7 @@ __all__ = [
     "loss_by_prefix",
     "loss_curves",
     "mode_maps",
+    "plan_stacks",
     "pruning_curves",
     "rank_against_worth",
     "rank_curves",

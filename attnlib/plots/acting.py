@@ -1,0 +1,91 @@
+"""Figures of cheaper attention: costs by layers changed, plans as stacks, cost against saving."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+
+from .base import MODEL_COLORS, edge_labels, grid, model_colors
+
+
+def cost_curves(panels: dict[str, xr.Dataset], xlabel: str, *, tolerance: float | None = None):
+    """Increase of the loss against a number of layers, a panel a (title: estimate and error).
+
+    Each has `increase` and `increase_se` on (model, changed); the vertical axis is linear below
+    the tolerance, which is a dotted line, and logarithmic above.
+    """
+    figure, axes = grid(len(panels), 3, width=3.0, height=2.5, sharey=True)
+    everyone = list(dict.fromkeys(str(m) for one in panels.values() for m in one["model"].values))
+    colors, handles = model_colors(everyone), {}
+    for axis, (title, one) in zip(axes.flat, panels.items(), strict=False):
+        for i, name in enumerate(one["model"].values.astype(str)):
+            some = one.sel(model=name).dropna("changed", subset=["increase"])
+            handles[name] = axis.errorbar(
+                some["changed"], some["increase"], 1.96 * some["increase_se"], color=colors[name],
+                marker="os^Dv"[i % 5], ms=3.5, lw=1.3, capsize=2,
+                ls=("-", "--", "-.", ":")[i % 4],
+            )  # fmt: skip
+        axis.set_yscale("symlog", linthresh=tolerance or 0.05)
+        axis.axhline(0, color="0.6", lw=0.8)
+        if tolerance:
+            handles[f"+{tolerance:g} nats"] = axis.axhline(tolerance, color="0.4", ls=":", lw=1.2)
+        axis.set_title(title)
+    edge_labels(
+        axes, xlabel, "increase (nats per token)\nlinear below the dotted line", len(panels)
+    )
+    axes[0, -1].legend(handles.values(), handles.keys(), loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def plan_stacks(plans: dict[str, xr.Dataset]):
+    """Plans as stacks of layers, the first at the bottom, drawn to the width that is left."""
+    actions = list(dict.fromkeys(str(a) for p in plans.values() for a in p["action"].values))
+    # Full first, linear last, ranks between from high to low: one colour each over all panels.
+    ranks = sorted((a for a in actions if a.startswith("rank")), key=lambda a: -int(a.split()[1]))
+    order = [a for a in ("full", *ranks, "linear") if a in actions]
+    colors = dict(zip(order, MODEL_COLORS, strict=False))
+    figure, axes = grid(len(plans), 4, width=2.1, height=3.0, sharex=True)
+    drawn = {}
+    for axis, (title, plan) in zip(axes.flat, plans.items(), strict=False):
+        for layer in plan["layer"].values:
+            one = plan.sel(layer=layer)
+            action, left = str(one["recommendation"].item()), 1 - float(one["saving"])
+            drawn[action] = axis.barh(
+                layer, left, left=-left / 2, height=0.86, color=colors[action]
+            )
+        axis.set(xlim=(-0.52, 0.52), xticks=[], ylim=(0.3, plan.sizes["layer"] + 0.7))
+        axis.set_yticks(plan["layer"].values[:: max(1, plan.sizes["layer"] // 8)])
+        axis.grid(False)
+        share = f"{plan.attrs['saving']:.0%} less {plan.attrs['save']}"
+        axis.set_title(f"{title}\n{share}", fontsize=9)
+    edge_labels(axes, "width: what is left", "layer", len(plans))
+    drawn = {a: drawn[a] for a in order if a in drawn}
+    axes[0, -1].legend(drawn.values(), drawn.keys(), loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def cost_frontiers(panels: dict[str, tuple[xr.Dataset, xr.Dataset]], save: str = "cache"):
+    """Cost against saving, a panel a (title: the plan, what its plans cost when carried out).
+
+    The line is what the plan predicts as its tolerance grows; points are on `tolerance`: `saving`,
+    `measured`, `measured_se`.
+    """
+    figure, axes = grid(len(panels), 4, width=2.6, height=2.4, sharey=True)
+    for axis, (title, (plan, found)) in zip(axes.flat, panels.items(), strict=False):
+        line = axis.plot(
+            plan["frontier_saving"], plan["frontier_cost"].clip(min=0), color=MODEL_COLORS[0],
+            lw=1.5, drawstyle="steps-post",
+        )[0]  # fmt: skip
+        points = axis.errorbar(
+            found["saving"], found["measured"], 1.96 * found["measured_se"], color=MODEL_COLORS[1],
+            marker="o", ms=4, lw=0, elinewidth=1.3, capsize=2.5,
+        )  # fmt: skip
+        axis.set_yscale("symlog", linthresh=0.05)
+        axis.set_title(title, fontsize=9)
+        axis.set_xlim(-0.03, 1.03)
+        axis.set_xticks(np.arange(0, 1.01, 0.5), ["0", "50%", "100%"])
+    edge_labels(axes, f"{save} saved", "increase (nats per token)\nlinear below 0.05", len(panels))
+    axes[0, -1].legend(
+        [line, points], ["predicted", "carried out"], loc="center left", bbox_to_anchor=(1, 0.5)
+    )
+    return figure
