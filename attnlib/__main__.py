@@ -94,7 +94,8 @@ def _prescribe(arguments) -> None:
     from .corpus import load_text, text_hash, windows
     from .device import pick_device
     from .evaluation import paired_difference, window_losses
-    from .prescription import apply, plan_table, prescribe
+    from .plans import plan_table
+    from .prescription import apply, prescribe
     from .store import check_writable, save
 
     where = pick_device(arguments.device)

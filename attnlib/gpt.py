@@ -138,7 +138,7 @@ class GPTConfig:
             No plan, a plan of another number of layers than `base`, or one for a transformers
             model without a `base`.
         """
-        from .prescription import check_plan
+        from .plans import check_plan
 
         check_plan(plan)
         if base is None and "config" not in plan.attrs:

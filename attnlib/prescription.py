@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import xarray as xr
 
+from .budgets import allocate, attention_budget, width_of
 from .capture import LayerShape, reader_of
 from .conversion import linearize, lower_rank
 from .errors import InputError, check_whole, check_windows
@@ -19,118 +20,11 @@ from .evaluation import window_losses
 from .fields import iter_fields
 from .gpt import GPT
 from .interactions import interaction_ranks
+from .plans import check_plan
 from .surgery import check_layers, reference_means
 
 FULL, LINEAR = "full", "linear"
 SAVINGS = ("cache", "flops")
-
-
-def allocate(
-    ranks,
-    *,
-    largest: int,
-    smallest: int = 2,
-    multiple: int = 2,
-    share: float | None = None,
-) -> tuple[int, ...]:
-    """Head sizes by layer, in proportion to measured ranks.
-
-    Parameters
-    ----------
-    ranks : sequence of float
-        One positive number a layer, such as the routing rank of its heads.
-    largest : int
-        Head size of the layer with the highest rank, and the uniform size that `share` refers to.
-    smallest, multiple : int
-        No head is smaller than the one, and all are multiples of the other.
-    share : float, optional
-        The sizes add up to at most this share of the uniform model's, and to as much as the
-        rounding allows; by default the layer of the highest rank has `largest`.
-
-    Returns
-    -------
-    tuple of int
-        For ``GPTConfig(head_size=...)``.
-
-    Raises
-    ------
-    InputError
-        Ranks that are not finite and positive, sizes that do not fit each other, a share that
-        cannot be met.
-
-    References
-    ----------
-    Jamil & Kapadia 2026 (B13), who go from 8 to 64; the proportion is our reading.
-    """
-    ranks = np.asarray(ranks, float)
-    if ranks.ndim != 1 or not len(ranks):
-        raise InputError(f"ranks are one number a layer, not of the shape {ranks.shape}")
-    if not (np.isfinite(ranks).all() and (ranks > 0).all()):
-        raise InputError(
-            f"ranks are finite and positive, not {ranks.tolist()}: a layer without routing has none"
-        )
-    for name, value in (("largest", largest), ("smallest", smallest), ("multiple", multiple)):
-        check_whole(name, value)
-    if smallest > largest or smallest % multiple or largest % multiple:
-        raise InputError(
-            f"head sizes from {smallest} to {largest} in steps of {multiple} do not fit: both ends "
-            "are multiples of the step"
-        )
-
-    def sizes(factor):
-        wanted = np.rint(factor * ranks / multiple) * multiple
-        return np.clip(wanted, smallest, largest).astype(int)
-
-    if share is None:
-        return tuple(int(x) for x in sizes(largest / ranks.max()))
-    if not 0 < share <= 1 or smallest > share * largest:
-        raise InputError(
-            f"a share of {share!r} of heads of {largest} cannot be met with heads of at least "
-            f"{smallest}"
-        )
-    # A layer's size changes where its rounding does: these are all factors that make a difference.
-    half_steps = (np.arange(smallest, largest + 1, multiple) - multiple / 2)[:, None] / ranks
-    factors = np.unique(np.concatenate([[0.0], np.nextafter(half_steps, np.inf).ravel()]))
-    fit = [f for f in factors if sizes(f).sum() <= share * largest * len(ranks)]
-    return tuple(int(x) for x in sizes(fit[-1]))
-
-
-def attention_budget(
-    shape: LayerShape, d_model: int, context: int, rank: int | None = None
-) -> dict[str, float]:
-    """What the attention of one layer takes, with keys of full width or of a lower rank.
-
-    Parameters
-    ----------
-    shape : LayerShape
-        Its kind may be softmax, sd, linear or linear-sd.
-    d_model, context : int
-    rank : int, optional
-        Of the logits.
-
-    Returns
-    -------
-    dict
-        ``cache``: numbers kept of `context` tokens of one text (keys and values; in S-D attention
-        queries as well; of linear attention its state); ``flops`` of products of scores and values
-        a token, the mean over the context (one multiplication and addition count 2);
-        ``parameters`` of queries, keys, values and output.
-    """
-    h, g, size = shape.n_head, shape.n_key, shape.head_size
-    sd = shape.kind.endswith("sd")
-    width = rank or size * (2 if sd else 1)  # numbers a key
-    mean_keys = (context + 1) / 2
-    # Of S-D attention a rank of 2 n takes n numbers of each query and each key.
-    projected = h * width if sd else (h + g) * width
-    found = {
-        "cache": g * (width + size) * context,
-        "flops": 2 * h * (width + size) * mean_keys,
-        "parameters": d_model * (projected + g * size + h * size),
-    }
-    if shape.kind.startswith("linear"):
-        found["cache"] = g * width * (size + 1)
-        found["flops"] = 2 * (g + h) * width * (size + 1)
-    return found
 
 
 def prescribe(
@@ -166,7 +60,7 @@ def prescribe(
     linear : bool
         Whether linear attention is a candidate.
     save : {"cache", "flops"}
-        What the plan saves; see :func:`attention_budget`.
+        What the plan saves; see :func:`model_budget`.
     context : int, optional
         Tokens at which savings are counted; by default those of the model, or T.
     layers : sequence of int, optional
@@ -249,37 +143,6 @@ def apply(plan: xr.Dataset, model):
     return copy.deepcopy(model) if new is model else new
 
 
-def plan_table(plan: xr.Dataset):
-    """A plan as a table, ``pandas.DataFrame``, one row a layer."""
-    check_plan(plan)
-    columns = {
-        "routing rank": plan["routing_rank"].round(2),
-        "filtering rank": plan["filtering_rank"].round(2),
-        "potential": plan["potential_share"].round(2),
-        "head size": plan["head_size"],
-        "recommendation": plan["recommendation"],
-        "saving": plan["saving"].round(3),
-        "predicted cost": plan["predicted_cost"].round(4),
-    }
-    table = xr.Dataset(columns).reset_coords(drop=True).to_dataframe()
-    return table[list(columns)]
-
-
-def check_plan(plan) -> None:
-    """Refuse what :func:`prescribe` did not make, or what is damaged."""
-    wanted = {"recommendation", "head_size", "reference", "routing_rank", "cost"}
-    if not isinstance(plan, xr.Dataset) or not wanted <= set(plan):
-        raise InputError("this is no plan: make one with prescribe(model, tokens)")
-    if not np.isfinite(plan["routing_rank"]).all():
-        raise InputError("the ranks of this plan are not finite: measure the model anew")
-    known = set(plan["action"].values)
-    strange = sorted(set(plan["recommendation"].values) - known)
-    if strange:
-        raise InputError(
-            f"the plan recommends {', '.join(strange)}; known are {', '.join(sorted(known))}"
-        )
-
-
 # ------------------------------------------------------------------ measuring
 
 
@@ -323,8 +186,7 @@ def _measured(model, tokens, ranks, linear, context, layers, progress) -> xr.Dat
                 cost[:, layer - 1, at] = window_losses(changed, held_out) - base
                 bar.update()
     context = check_whole("context", context or reader.context or tokens.shape[1] - 1)
-    config = model.config if isinstance(model, GPT) else model.config.get_text_config()
-    d_model = getattr(config, "d_model", None) or config.hidden_size
+    d_model = width_of(model)
     budgets = [[_budget_of(a, shape, d_model, context) for a in actions] for shape in shapes]
     mean_rank = found["routing_rank"].sel(rank_by="participation").mean(("head", "snapshot"))
     both = ("layer", "action")
@@ -372,11 +234,9 @@ def _budget_of(action: str, shape: LayerShape, d_model: int, context: int) -> di
 
 
 def _described(model, shapes) -> str:
-    config = model.config if isinstance(model, GPT) else model.config.get_text_config()
-    width = getattr(config, "d_model", None) or config.hidden_size
     kinds = [f"{s.kind} {s.n_head}/{s.n_key}x{s.head_size}" for s in shapes]
     each = kinds[0] if len(set(kinds)) == 1 else ", ".join(kinds)
-    return f"{type(model).__name__}, {len(shapes)} layers, width {width}: {each}"
+    return f"{type(model).__name__}, {len(shapes)} layers, width {width_of(model)}: {each}"
 
 
 # ------------------------------------------------------------------ choosing

@@ -316,10 +316,14 @@ def run_seeds(results) -> list[int]:
     return [int(s) for s in load(Path(results) / FIRST)["seed"].values]
 
 
-def run_recipe(results) -> TrainConfig:
-    """How notebook 01 trained, for trainings that are to be compared with its own."""
-    trained = load(Path(results) / FIRST)
-    name, seed = str(trained["model"].values[0]), int(trained["seed"].values[0])
+def run_recipe(results, *, source: str = FIRST) -> TrainConfig:
+    """How a notebook trained, for trainings that are to be compared with its own.
+
+    `source` is its results file, by default that of notebook 01. The seed is one of its own.
+    """
+    trained = load(Path(results) / source)
+    name = str(trained["model"].values[0])
+    seed = next(int(s) for s in trained["seed"].values if _mark_of(trained, name, s))
     meta = load_checkpoint(run_folder(Path(results) / "models", name, seed) / "final")[1]
     _check_mark(meta, trained, name, seed)
     recipe = {k: tuple(v) if isinstance(v, list) else v for k, v in meta["training"].items()}

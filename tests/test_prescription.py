@@ -18,17 +18,18 @@ from attnlib import (
     InputError,
     allocate,
     apply,
-    attention_budget,
     linearize,
     load,
     load_checkpoint,
     lower_rank,
+    model_budget,
     prescribe,
     save,
     save_checkpoint,
     window_losses,
 )
 from attnlib.__main__ import main
+from attnlib.budgets import attention_budget
 from attnlib.capture import LayerShape
 from attnlib.prescription import _most_saved
 
@@ -81,6 +82,9 @@ def test_budgets_count_what_the_models_hold(kind):
     kept = sum(x.numel() for x in caches[0])
     assert budget["cache"] == kept
     assert attention_budget(shape, 12, 10, 2)["cache"] < budget["cache"]
+    assert model_budget(model, 10) == budget
+    with pytest.raises(InputError, match="ega-1: gates are not counted"):
+        model_budget(ours("ega-1"), 10)
 
 
 @settings(deadline=None, max_examples=25)

@@ -1,6 +1,6 @@
 """One function a kind of figure. Each takes labelled arrays and returns a matplotlib Figure."""
 
-from .acting import cost_curves, cost_frontiers, plan_stacks
+from .acting import cost_curves, cost_frontiers, increase_by_variant, plan_stacks
 from .base import line_panels, use_style
 from .coherence import coherence_maps, coherence_shares
 from .fields import by_lag, field_maps, two_readings
@@ -54,6 +54,7 @@ __all__ = [
     "head_ranks",
     "head_worth",
     "heads_by_layer",
+    "increase_by_variant",
     "line_panels",
     "loss_by_prefix",
     "loss_curves",

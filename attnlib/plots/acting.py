@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
 
@@ -88,4 +89,34 @@ def cost_frontiers(panels: dict[str, tuple[xr.Dataset, xr.Dataset]], save: str =
     axes[0, -1].legend(
         [line, points], ["predicted", "carried out"], loc="center left", bbox_to_anchor=(1, 0.5)
     )
+    return figure
+
+
+def increase_by_variant(panels: dict[str, xr.Dataset], labels: dict[str, dict[str, str]]):
+    """Increase of the loss over a uniform model, a panel a base, a point a training.
+
+    Each panel has `increase` and `increase_se` on (model, seed); `labels` gives what to write of
+    each model.
+    """
+    widths = [max(2, one.sizes["model"]) for one in panels.values()]
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(2 + 0.75 * sum(widths), 3.2), width_ratios=widths, sharey=True,
+        squeeze=False,
+    )  # fmt: skip
+    for axis, (title, one) in zip(axes.flat, panels.items(), strict=True):
+        names = one["model"].values.astype(str)
+        shift = np.linspace(-0.12, 0.12, one.sizes["seed"]) if one.sizes["seed"] > 1 else [0.0]
+        for i, (offset, seed) in enumerate(zip(shift, one["seed"].values, strict=True)):
+            some = one.sel(seed=seed, model=names)
+            axis.errorbar(
+                np.arange(len(names)) + offset, some["increase"], 1.96 * some["increase_se"],
+                color=MODEL_COLORS[i], marker="os^D"[i % 4], ms=4.5, lw=0, elinewidth=1.3,
+                capsize=2.5, label=f"seed {seed}",
+            )  # fmt: skip
+        axis.axhline(0, color="0.6", lw=1)
+        written = [labels[title][n].replace(" ", "\n") for n in names]
+        axis.set_xticks(range(len(names)), written)
+        axis.set(title=title, xlim=(-0.5, len(names) - 0.5))
+    axes[0, 0].set_ylabel("increase (nats per token)")
+    axes[0, -1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
