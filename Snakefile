@@ -17,7 +17,10 @@ JUPYTER_BOOK = Path(sys.executable).with_name("jupyter-book")
 # idle.
 ALL_CORES = {"01_data_and_models"}
 PRIORITY = {
-    "12_sd_attention": 3,
+    "12_sd_attention": 5,
+    "17_hybrids_and_head_sizes": 4,
+    "16_linearising": 4,
+    "18_prescription": 3,
     "14_what_rank_two_means": 2,
     "15_trimming": 2,
     "09_heads": 1,

@@ -68,6 +68,7 @@ ROOMS = {
     "inference": [
         "correlation_interval",
         "early_and_late",
+        "mean_interval",
         "over_texts",
         "rank_correlation",
         "trainings_interval",

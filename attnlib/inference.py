@@ -130,6 +130,35 @@ def rank_correlation(x, y, seed: int = 0) -> tuple[float, float]:
     return float(test.statistic), float(test.pvalue)
 
 
+def mean_interval(values, level: float = 0.95) -> tuple[float, float]:
+    """Student's interval for the mean of independent values.
+
+    Parameters
+    ----------
+    values : array-like
+        ``(n,)``, finite, at least 2: one a training, say.
+    level : float
+
+    Returns
+    -------
+    low, high : float
+
+    Raises
+    ------
+    InputError
+        Fewer than 2 values, or one that is not finite; a level outside (0, 1).
+    """
+    from scipy import stats
+
+    values = np.asarray(values, dtype=float)
+    if values.ndim != 1 or len(values) < 2 or not np.isfinite(values).all():
+        raise InputError("an interval for a mean needs two or more finite values")
+    if not 0 < level < 1:
+        raise InputError(f"a level lies between 0 and 1, not {level!r}")
+    half = stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values)
+    return float(values.mean() - half), float(values.mean() + half)
+
+
 def correlation_interval(
     x, y, *, n_resamples: int = 1000, level: float = 0.95, seed: int = 0
 ) -> tuple[float, float, float]:

@@ -68,8 +68,8 @@ def plan_stacks(plans: dict[str, xr.Dataset]):
 def cost_frontiers(panels: dict[str, tuple[xr.Dataset, xr.Dataset]], save: str = "cache"):
     """Cost against saving, a panel a (title: the plan, what its plans cost when carried out).
 
-    The line is what the plan predicts as its tolerance grows; points are on `tolerance`: `saving`,
-    `measured`, `measured_se`.
+    The line is what the plan predicts as its tolerance grows; points are on `allowed`, the
+    tolerances: `saving`, `measured`, `measured_se`.
     """
     figure, axes = grid(len(panels), 4, width=2.6, height=2.4, sharey=True)
     for axis, (title, (plan, found)) in zip(axes.flat, panels.items(), strict=False):

@@ -12,12 +12,17 @@ from attnlib import (
     CLAIMS,
     VERDICTS,
     InputError,
+    apply,
     every_run,
     held_out_windows,
     interaction_ranks,
     kept_models,
     load,
+    load_checkpoint,
     load_runs,
+    position_losses,
+    prescribe,
+    run_folder,
     values_digest,
     window_losses,
 )
@@ -262,6 +267,57 @@ def test_a_cut_to_full_rank_costs_nothing(smoke):
     assert data["increase"].sel(model="SD", part="filtering", kept=2).isnull().all()
     assert data["increase"].sel(model="SD", part="filtering", kept=-1).notnull().all()
     assert data["layer_increase"].notnull().all()
+
+
+def test_linear_layers_cost_the_same_however_they_are_counted(smoke):
+    data = load(smoke / "16_linearising.nc")
+    whole, n_layer = data["first_increase"], int(data["n_layer"].sel(model="SD", seed=0))
+    one = {k: data[f"{k}_increase"].sel(model="SD", seed=0) for k in ("first", "last", "alone")}
+    # One first layer is layer 1 alone; one last layer is the last alone; all are all.
+    assert float(one["first"].sel(changed=1)) == float(one["alone"].sel(changed=1))
+    assert float(one["last"].sel(changed=1)) == float(one["alone"].sel(changed=n_layer))
+    assert float(one["first"].sel(changed=n_layer)) == float(one["last"].sel(changed=n_layer))
+    assert whole.sel(model="SD-bare-2x16x2", seed=0).notnull().sum() == 2
+    assert data["plan_cost"].sel(action="full").dropna("model").max() == 0
+    assert (data["rho_low"] <= data["rho_high"]).where(data["rho_low"].notnull(), True).all()
+
+
+def test_hybrids_and_head_sizes_are_what_they_are_called(smoke):
+    data = load(smoke / "17_hybrids_and_head_sizes.nc")
+    sizes = data["head_size"].to_pandas()
+    assert list(sizes.loc["cascade"]) == list(sizes.loc["reversed"])[::-1]
+    assert sizes.loc["cascade"].is_monotonic_increasing
+    assert (sizes.sum(axis=1) <= sizes.loc["cascade"].sum()).all()
+    uniform = data.sel(model="SD-bare", seed=0)
+    assert float(uniform["increase"]) == 0
+    assert float(uniform["parameters_left"]) == 1
+    both = data.sel(model=["SD-bare, cascade", "SD-bare, reversed"], seed=0)
+    for what in ("parameters_left", "cache_left", "flops_left"):
+        assert float(both[what][0]) == pytest.approx(float(both[what][1]))
+        assert float(both[what][0]) < 1
+    models, _, _ = load_runs(smoke, 3, names=["SD-bare"], source="12_sd_attention.nc")
+    name = next(str(n) for n in data["model"].values if "SD-bare, first" in str(n))
+    hybrid = load_checkpoint(run_folder(smoke / "models-hybrids", name, 0) / "final")[0]
+    n = int(name.split()[2])
+    kinds = hybrid.config.per_layer("attention")
+    assert kinds == ("linear-sd",) * n + ("sd",) * (len(kinds) - n)
+    assert hybrid.n_parameters() == models["SD-bare"].n_parameters()
+
+
+def test_plans_are_carried_out_as_they_are_written(smoke):
+    data = load(smoke / "18_prescription.nc")
+    plan = load(smoke / "plans" / "SD-bare-0.nc")
+    models, tokens, _ = load_runs(smoke, 6, names=["SD-bare"], source="12_sd_attention.nc")
+    chosen = prescribe(plan, tolerance=0.2)
+    one = data.sel(model="SD-bare", seed=0, allowed=0.2)
+    assert float(one["saving"]) == pytest.approx(chosen.attrs["saving"])
+    assert float(one["predicted"]) == pytest.approx(chosen.attrs["predicted_cost"])
+    changed = apply(chosen, models["SD-bare"])
+    if set(chosen["recommendation"].values) != {"full"}:
+        assert (
+            position_losses(changed, tokens) != position_losses(models["SD-bare"], tokens)
+        ).any()
+    assert (data["saving"].diff("allowed").dropna("model", how="all") >= -1e-9).all()
 
 
 def test_the_ledger_has_every_claim(smoke):
