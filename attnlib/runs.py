@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import threading
@@ -299,10 +300,16 @@ def held_out_windows(results, n: int, length: int, *, seed: int = 0, part: str =
         raise InputError(f"the text {trained.attrs['corpus']} has changed: run notebook 01 again")
     if part not in ("training", "validation", "all"):
         raise InputError(f"part is 'training', 'validation' or 'all', not {part!r}")
-    everything = make_tokenizer(trained.attrs["tokenizer"], text).encode(text)
+    everything = _encoded(trained.attrs["tokenizer"], text)
     halves = dict(zip(("training", "validation"), split_tokens(everything), strict=True))
     tokens = everything if part == "all" else halves[part]
     return windows(tokens, n, length, seed=seed)
+
+
+@functools.lru_cache(maxsize=1)
+def _encoded(tokenizer: str, text: str):
+    """All tokens of a text; the notebooks ask several times for windows of one."""
+    return make_tokenizer(tokenizer, text).encode(text)
 
 
 def run_tokenizer(results):

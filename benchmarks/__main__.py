@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from .acting import measure_acting
 from .attention import measure_attention
 from .book import WHOLE, measure_book
 from .fields import N, T, measure_fields, measure_floor
@@ -51,6 +52,7 @@ PARTS = {
     "streaming": Part("Streaming, in a process of its own", measure_streaming),
     "attention": Part("Attention (batch 4, 8 heads of size 32)", measure_attention),
     "routing": Part("Routing and filtering", measure_routing),
+    "acting": Part("Linear attention and prescriptions", measure_acting),
     "book": Part("The whole, after set-up", measure_book),
 }
 

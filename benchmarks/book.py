@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 from .timing import ROOT, timed_command
@@ -18,12 +19,22 @@ def measure_book(what=WHOLE) -> list[dict]:
             took, peak = timed_command(["make", "book", f"PRESET={preset}"])
             figure = f"{took:.0f} s, peak memory {peak:.1f} GiB"
             rows.append({"what": f"`make book` at `{preset}`, {when}", "figure": figure})
+        rows.append({"what": "its chapters, seconds, two at a time", "figure": chapters(preset)})
     if "test" in what:
         clean("smoke")
         took, peak = timed_command(["make", "test"])
         figure = f"{took:.0f} s, peak memory {peak:.1f} GiB"
         rows.append({"what": "`make test`, from clean results", "figure": figure})
     return rows
+
+
+def chapters(preset: str) -> str:
+    """How long each notebook of a preset took, the start of its kernel included."""
+    found = []
+    for path in sorted((ROOT / "results" / preset / "notebooks").glob("[0-9]*[a-z].ipynb")):
+        took = json.loads(path.read_text())["metadata"]["papermill"]["duration"]
+        found.append(f"{path.stem[:2]} {took:.0f}")
+    return ", ".join(found)
 
 
 def clean(preset: str) -> None:
