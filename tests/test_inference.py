@@ -13,7 +13,9 @@ from scipy import stats
 
 from attnlib import (
     InputError,
+    correlation_interval,
     early_and_late,
+    mean_interval,
     over_texts,
     rank_correlation,
     trainings_interval,
@@ -125,3 +127,41 @@ def test_intervals_over_texts_are_those_of_resampled_texts():
     ):
         with pytest.raises(InputError, match=message):
             over_texts(bad)
+
+
+@given(st.integers(0, 2**31), st.integers(3, 15))
+def test_resampled_correlations_are_those_of_scipy(seed, n):
+    generator = np.random.default_rng(seed)
+    x, y = generator.integers(0, 6, (2, n)).astype(float)  # with ties
+    rho, low, high = correlation_interval(x, y, n_resamples=40, seed=3)
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        assert (rho, low, high) == (0, 0, 0)
+        return
+    drawn = np.random.default_rng(3).integers(n, size=(40, n))
+    each = [
+        0.0 if np.ptp(x[i]) == 0 or np.ptp(y[i]) == 0 else stats.spearmanr(x[i], y[i])[0]
+        for i in drawn
+    ]
+    assert rho == pytest.approx(stats.spearmanr(x, y)[0])
+    np.testing.assert_allclose([low, high], np.quantile(each, [0.025, 0.975]), atol=1e-9)
+    assert correlation_interval(x, -y, n_resamples=40, seed=3)[0] == pytest.approx(-rho)
+
+
+def test_the_interval_of_a_mean_is_students():
+    values = [0.1, 0.4, -0.2, 0.3]
+    expected = stats.ttest_1samp(values, 0).confidence_interval(0.9)
+    np.testing.assert_allclose(mean_interval(values, 0.9), expected)
+
+
+def test_intervals_of_nothing_are_refused():
+    for values in ([1.0], [1.0, np.nan], [[1.0, 2.0]]):
+        with pytest.raises(InputError, match="two or more finite"):
+            mean_interval(values)
+    with pytest.raises(InputError, match="3 or more pairs"):
+        correlation_interval([1, 2], [1, 2])
+    with pytest.raises(InputError, match="not finite"):
+        correlation_interval([1, 2, np.inf], [1, 2, 3])
+    with pytest.raises(InputError, match="a level lies"):
+        correlation_interval([1, 2, 3], [1, 2, 3], level=1.5)
+    with pytest.raises(InputError, match="n_resamples is a whole number"):
+        correlation_interval([1, 2, 3], [1, 2, 3], n_resamples=1)

@@ -20,11 +20,15 @@ from attnlib import (
     load,
     load_checkpoint,
     load_runs,
+    load_text,
     position_losses,
     prescribe,
     run_folder,
+    run_recipe,
+    run_tokenizer,
     values_digest,
     window_losses,
+    windows,
 )
 from attnlib.runner import notebook_names, preset_parameters, run_notebook
 
@@ -362,6 +366,24 @@ def test_a_run_on_a_text_of_ones_own(tmp_path):
     run_notebook("01", parameters, tmp_path, preset="smoke", progress=False)
     run_notebook("02", {"n_snapshots": 4}, tmp_path, preset="smoke", progress=False)
     assert load(tmp_path / "02_the_attention_field.nc").sizes["layer"] == 6
+
+
+def test_windows_come_from_the_part_that_is_asked_for(smoke):
+    parts = {p: held_out_windows(smoke, 5, 30, part=p) for p in ("training", "validation", "all")}
+    text = load_text("shakespeare")
+    tokens = run_tokenizer(smoke).encode(text)
+    cut = int(0.9 * len(tokens))
+    assert torch.equal(parts["training"], windows(tokens[:cut], 5, 30))
+    assert torch.equal(parts["validation"], windows(tokens[cut:], 5, 30))
+    assert torch.equal(parts["all"], windows(tokens, 5, 30))
+    with pytest.raises(InputError, match="part is 'training'"):
+        held_out_windows(smoke, 5, 30, part="test")
+
+
+def test_recipes_are_those_of_the_notebook_that_trained(smoke):
+    own = run_recipe(smoke, source="12_sd_attention.nc")
+    assert (own.steps, own.keep_steps) == (16, (5, 10))
+    assert run_recipe(smoke).steps != own.steps
 
 
 def test_every_training_is_found_again(smoke):
