@@ -35,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--windows", type=int, default=8, help="windows of the text")
     plan.add_argument("--length", type=int, default=96, help="tokens in a window")
     plan.add_argument("--tolerance", type=float, default=0.05, help="rise of the loss, nats")
+    plan.add_argument("--factor", type=float, default=1.0, help="costs count this many times")
     plan.add_argument("--rank", type=int, nargs="+", help="candidate ranks of the logits")
     plan.add_argument("--save", default="cache", choices=["cache", "flops"], help="what to save")
     plan.add_argument("--context", type=int, help="tokens at which savings are counted")
@@ -110,6 +111,7 @@ def _prescribe(arguments) -> None:
         model,
         tokens[:n],
         tolerance=arguments.tolerance,
+        factor=arguments.factor,
         ranks=arguments.rank,
         save=arguments.save,
         context=arguments.context,

@@ -32,6 +32,8 @@ def prescribe(
     tokens: torch.Tensor | None = None,
     *,
     tolerance: float = 0.05,
+    caution: float = 1.0,
+    factor: float = 1.0,
     ranks: Sequence[int] | None = None,
     linear: bool = True,
     save: str = "cache",
@@ -43,18 +45,25 @@ def prescribe(
 
     Half of the windows tell ranks and make the maps of lower rank; on the other half each candidate
     is tried in each layer alone. The plan is the choice, one candidate a layer, that saves most
-    while the costs of its layers, added up, stay within the tolerance. That the costs add up is an
-    assumption: run :func:`apply` and measure.
+    while the costs of its layers, added up, stay within the tolerance. That costs add up is an
+    assumption, and in our models they come to more than their sum (notebook 18 tells by what
+    factor): run :func:`apply` and measure.
 
     Parameters
     ----------
     model : GPT, transformers.PreTrainedModel or xarray.Dataset
         Of softmax or S-D attention, causal. Or an earlier plan, for a choice with another
-        `tolerance` or `save` without measuring anew.
+        `tolerance`, `caution`, `factor` or `save` without measuring anew.
     tokens : torch.Tensor
         ``(n, T + 1)`` windows, at least 6.
     tolerance : float
         Nats a token by which the loss may rise: 0.05 is 5% of perplexity.
+    caution : float
+        Standard errors that are added to each cost before the choice, so that a candidate is not
+        taken for its luck on few windows.
+    factor : float
+        How many times the sum of single costs all of them together cost; enters choice and
+        prediction.
     ranks : sequence of int, optional
         Candidate ranks of the logits; by default a quarter and a half of what they can have.
     linear : bool
@@ -95,9 +104,13 @@ def prescribe(
         raise InputError(f"save is one of {SAVINGS}, not {save!r}")
     if not (isinstance(tolerance, (int, float)) and 0 <= tolerance < math.inf):
         raise InputError(f"tolerance is a rise of the loss in nats, not {tolerance!r}")
+    if not 0 <= caution < math.inf or not 0 < factor < math.inf:
+        raise InputError(
+            f"caution is not negative and factor positive, not {caution!r} and {factor!r}"
+        )
     if not isinstance(model, xr.Dataset):
         model = _measured(model, tokens, ranks, linear, context, layers, progress)
-    return _chosen(model, float(tolerance), save)
+    return _chosen(model, float(tolerance), float(caution), float(factor), save)
 
 
 def apply(plan: xr.Dataset, model):
@@ -242,21 +255,22 @@ def _described(model, shapes) -> str:
 # ------------------------------------------------------------------ choosing
 
 
-def _chosen(measured: xr.Dataset, tolerance: float, save: str) -> xr.Dataset:
+def _chosen(measured, tolerance: float, caution: float, factor: float, save: str) -> xr.Dataset:
     """The plan that saves most within a tolerance, and those of other tolerances."""
-    wanted = {"window_cost", "cost", save}
+    wanted = {"window_cost", "cost", "cost_se", save}
     if not wanted <= set(measured):
         raise InputError("this is no plan: make one with prescribe(model, tokens)")
-    cost = measured["cost"].values
+    cost = factor * measured["cost"].values
+    feared = cost + factor * caution * measured["cost_se"].values
     budget = measured[save].values
     total = budget[:, 0].sum()
-    picked = _most_saved(cost, budget[:, :1] - budget, tolerance)
+    picked = _most_saved(feared, budget[:, :1] - budget, tolerance)
     rows = np.arange(len(cost))
-    by_window = measured["window_cost"].values[:, rows, picked].sum(1)
+    by_window = factor * measured["window_cost"].values[:, rows, picked].sum(1)
     # Tolerances at which to look for the frontier: none, then up to all of the candidates' costs.
-    most = np.nanmax(np.clip(cost, 0, None), 1).sum()
+    most = np.nanmax(np.clip(feared, 0, None), 1).sum()
     points = [0.0, *np.geomspace(max(most, 1e-9) / 1e4, max(most, 1e-9), 24)]
-    frontier = [_most_saved(cost, budget[:, :1] - budget, x) for x in points]
+    frontier = [_most_saved(feared, budget[:, :1] - budget, x) for x in points]
     plan = measured.assign(
         recommendation=("layer", measured["action"].values[picked].astype(str)),
         predicted_cost=("layer", cost[rows, picked]),
@@ -266,6 +280,8 @@ def _chosen(measured: xr.Dataset, tolerance: float, save: str) -> xr.Dataset:
     )
     return plan.assign_attrs(
         tolerance=tolerance,
+        caution=caution,
+        factor=factor,
         save=save,
         predicted_cost=float(by_window.mean()),
         predicted_se=float(by_window.std(ddof=1) / math.sqrt(len(by_window))),

@@ -148,6 +148,14 @@ def test_a_plan_tells_what_it_does(make, tmp_path):
     assert none.attrs["saving"] <= plan.attrs["saving"] <= all_of_it.attrs["saving"]
     assert (np.diff(plan["frontier_saving"]) >= -1e-9).all()
     assert none["cost"].equals(plan["cost"])
+    # Costs that count more, or are feared to be higher, allow no more saving.
+    dear, bold = (
+        prescribe(plan, tolerance=0.02, factor=3.0),
+        prescribe(plan, tolerance=0.02, caution=0),
+    )
+    assert dear.attrs["saving"] <= plan.attrs["saving"] <= bold.attrs["saving"]
+    if list(dear["recommendation"].values) == actions:
+        assert dear.attrs["predicted_cost"] == pytest.approx(3 * plan.attrs["predicted_cost"])
 
 
 def test_a_plan_builds_the_model_to_train():
@@ -196,6 +204,8 @@ def test_a_plan_for_another_model_or_a_damaged_one_is_refused():
         ({"tolerance": float("nan")}, "a rise of the loss"),
         ({"tolerance": -1.0}, "a rise of the loss"),
         ({"save": "money"}, "save is one of"),
+        ({"caution": -1.0}, "caution is not negative"),
+        ({"factor": 0.0}, "factor positive"),
         ({"ranks": [7]}, "cut to a rank from 1 to 6"),
         ({"ranks": [], "linear": False}, "at least one rank or linear"),
         ({"ranks": [2, 2]}, "at least one rank or linear"),
