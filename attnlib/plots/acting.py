@@ -5,8 +5,23 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 import numpy as np
 import xarray as xr
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from .base import MODEL_COLORS, edge_labels, grid, model_colors
+
+
+def _increase_axis(axis, linear: float) -> None:
+    """Nats on an axis that all panels share: linear up to `linear`, logarithmic above.
+
+    What noise puts far below 0 is cut off.
+    """
+    axis.set_yscale("symlog", linthresh=linear)
+    low, high = axis.get_ylim()
+    axis.set_ylim(max(low, -linear / 2), high)
+    ticks = [t for t in (0, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10) if t <= high]
+    axis.yaxis.set_major_locator(FixedLocator(ticks))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_minor_locator(NullLocator())
 
 
 def cost_curves(panels: dict[str, xr.Dataset], xlabel: str, *, tolerance: float | None = None):
@@ -26,11 +41,11 @@ def cost_curves(panels: dict[str, xr.Dataset], xlabel: str, *, tolerance: float 
                 marker="os^Dv"[i % 5], ms=3.5, lw=1.3, capsize=2,
                 ls=("-", "--", "-.", ":")[i % 4],
             )  # fmt: skip
-        axis.set_yscale("symlog", linthresh=tolerance or 0.05)
-        axis.axhline(0, color="0.6", lw=0.8)
+        axis.axhline(0, color="0.6", lw=0.8, zorder=0)
         if tolerance:
             handles[f"+{tolerance:g} nats"] = axis.axhline(tolerance, color="0.4", ls=":", lw=1.2)
         axis.set_title(title)
+    _increase_axis(axes[0, 0], tolerance or 0.05)
     edge_labels(
         axes, xlabel, "increase (nats per token)\nlinear below the dotted line", len(panels)
     )
@@ -45,7 +60,7 @@ def plan_stacks(plans: dict[str, xr.Dataset]):
     ranks = sorted((a for a in actions if a.startswith("rank")), key=lambda a: -int(a.split()[1]))
     order = [a for a in ("full", *ranks, "linear") if a in actions]
     colors = dict(zip(order, MODEL_COLORS, strict=False))
-    figure, axes = grid(len(plans), 4, width=2.1, height=3.0, sharex=True)
+    figure, axes = grid(len(plans), 5, width=1.9, height=3.0, sharex=True)
     drawn = {}
     for axis, (title, plan) in zip(axes.flat, plans.items(), strict=False):
         for layer in plan["layer"].values:
@@ -58,7 +73,7 @@ def plan_stacks(plans: dict[str, xr.Dataset]):
         axis.set_yticks(plan["layer"].values[:: max(1, plan.sizes["layer"] // 8)])
         axis.grid(False)
         share = f"{plan.attrs['saving']:.0%} less {plan.attrs['save']}"
-        axis.set_title(f"{title}\n{share}", fontsize=9)
+        axis.set_title("\n".join([*title.split(", "), share]), fontsize=9)
     edge_labels(axes, "width: what is left", "layer", len(plans))
     drawn = {a: drawn[a] for a in order if a in drawn}
     axes[0, -1].legend(drawn.values(), drawn.keys(), loc="center left", bbox_to_anchor=(1, 0.5))
@@ -71,7 +86,7 @@ def cost_frontiers(panels: dict[str, tuple[xr.Dataset, xr.Dataset]], save: str =
     The line is what the plan predicts as its tolerance grows; points are on `allowed`, the
     tolerances: `saving`, `measured`, `measured_se`.
     """
-    figure, axes = grid(len(panels), 4, width=2.6, height=2.4, sharey=True)
+    figure, axes = grid(len(panels), 3, width=2.8, height=2.4, sharey=True)
     for axis, (title, (plan, found)) in zip(axes.flat, panels.items(), strict=False):
         line = axis.plot(
             plan["frontier_saving"], plan["frontier_cost"].clip(min=0), color=MODEL_COLORS[0],
@@ -81,10 +96,11 @@ def cost_frontiers(panels: dict[str, tuple[xr.Dataset, xr.Dataset]], save: str =
             found["saving"], found["measured"], 1.96 * found["measured_se"], color=MODEL_COLORS[1],
             marker="o", ms=4, lw=0, elinewidth=1.3, capsize=2.5,
         )  # fmt: skip
-        axis.set_yscale("symlog", linthresh=0.05)
+        axis.axhline(0, color="0.6", lw=0.8, zorder=0)
         axis.set_title(title, fontsize=9)
         axis.set_xlim(-0.03, 1.03)
         axis.set_xticks(np.arange(0, 1.01, 0.5), ["0", "50%", "100%"])
+    _increase_axis(axes[0, 0], 0.05)
     edge_labels(axes, f"{save} saved", "increase (nats per token)\nlinear below 0.05", len(panels))
     axes[0, -1].legend(
         [line, points], ["predicted", "carried out"], loc="center left", bbox_to_anchor=(1, 0.5)
