@@ -123,7 +123,8 @@ def model_budget(model, context: int) -> dict[str, float]:
     Parameters
     ----------
     model : GPT or transformers.PreTrainedModel
-        Of softmax, S-D or linear attention.
+        Of softmax, S-D or linear attention. Logits of a lower rank (:func:`attnlib.lower_rank`)
+        count in full: the copy computes with the shapes that it had.
     context : int
         Tokens of the text.
 

@@ -13,7 +13,7 @@ from .capture import CHANGE, reader_of
 from .errors import InputError
 from .gpt import GPT
 from .linear import linear_attention
-from .surgery import check_layers, leading_map, reference_means
+from .surgery import check_layers, leading_map, means_of
 
 LINEAR_KIND = {"softmax": "linear", "sd": "linear-sd"}
 HF_NAME = "attnlib_changed"
@@ -80,11 +80,11 @@ def lower_rank(
 ):
     """A copy whose logits have a lower rank in some layers, by one fixed map a head.
 
-    Of softmax attention Q K^T becomes the product of that rank which is nearest to it over the
-    reference (all heads that share a key use one map for it, so that the key itself gets shorter).
-    Of S-D attention S becomes the nearest skew matrix, of `rank` / 2 planes. Queries and keys then
-    fit in fewer numbers: in the cache, in the product, and, where no rotation by position stands
-    between, in the weights.
+    Of softmax attention Q K^T becomes the product of that rank which is nearest to it over all
+    pairs of tokens of the reference (all heads that share a key use one map for it, so that the
+    key itself gets shorter). Of S-D attention S becomes the nearest skew matrix, of `rank` / 2
+    planes. Queries and keys then fit in fewer numbers: in the cache, in the product, and, where no
+    rotation by position stands between, in the weights.
 
     Parameters
     ----------
@@ -112,6 +112,7 @@ def lower_rank(
     reader = reader_of(model)
     layers = check_layers(layers, reader.n_layer)
     shapes = [reader.layer_shapes()[layer - 1] for layer in layers]
+    rank = int(rank) if hasattr(rank, "__index__") and not isinstance(rank, bool) else rank
     for layer, shape in zip(layers, shapes, strict=True):
         step = 2 if shape.kind == "sd" else 1
         if (
@@ -124,10 +125,7 @@ def lower_rank(
                 f"the logits of layer {layer} are cut to a rank from {step} to {shape.width}"
                 f"{', which is even' if step == 2 else ''}, not {rank!r}"
             )
-    if isinstance(reference, torch.Tensor):
-        reference = reference_means(model, reference)
-    if not set(layers) <= set(reference):
-        raise InputError("the reference is of another model: it lacks some of the layers")
+    reference = means_of(model, reference, layers, reader.layer_shapes())
     if not isinstance(model, GPT):
         groups = [shape.n_head // shape.n_key for shape in shapes]
         maps = {

@@ -124,7 +124,8 @@ class GPTConfig:
         Parameters
         ----------
         plan : xarray.Dataset
-            Layers that it recommends to be linear are; all have the head sizes that it gives.
+            Layers that it recommends to be linear are; all have the head sizes that it gives. A
+            recommended rank is left out: it is a cut of trained weights.
         base : GPTConfig, optional
             What the plan leaves open; by default the model that it was made for, if that was a GPT.
 

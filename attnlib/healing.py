@@ -79,6 +79,8 @@ def heal(
             drawn = torch.randint(len(tokens), (config.batch_size,), generator=generator)
             batch = tokens[drawn].to(where)
             logits = model(batch[:, :-1])[0].float()
+            if logits.shape[-1] != model.config.vocab_size:
+                raise InputError(f"{type(model).__name__} does not predict tokens: it has no loss")
             loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
             if not bool(torch.isfinite(loss)):
                 raise InputError(
@@ -105,6 +107,8 @@ def heal(
 
 def _declared(model, reader, what, layers) -> dict[str, torch.nn.Parameter]:
     named = dict(model.named_parameters())
+    if layers is not None and what != "attention":
+        raise InputError("layers say whose attention is trained: leave them out, or what")
     if what == "all":
         return named
     if what == "attention":

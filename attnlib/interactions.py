@@ -134,6 +134,7 @@ def interaction_ranks(
     if reader.n_head is None:
         raise InputError("the layers have different numbers of heads, which no array can hold")
     means = {} if reference is None else _mean_heads(model, reference, options.get("device"), False)
+    mask = options.get("attention_mask")
     shape = (reader.n_layer, reader.n_head, len(tokens))
     dims = ("layer", "head", "snapshot")
     energies = {k: np.full(shape, np.nan) for k in ("routing", "filtering", "cyclic", "beside")}
@@ -143,9 +144,12 @@ def interaction_ranks(
         for layer, documents, query, key, damping in iter_heads(model, tokens, **options):
             at = (layer - 1, slice(None), documents)
             query, key = query.double(), key.double()
+            real = None
+            if mask is not None:  # (b, 1, T, 1); of padding, queries and keys are zeros already
+                real = mask[documents].to(query)[:, None, :, None]
             if damping is not None:
                 query = 2 * query  # S is q k^T - k q^T, twice the skew part of q k^T
-            for name, values in _parts(query, key, damping).items():
+            for name, values in _parts(query, key, damping, real).items():
                 energy = values.square().sum(-1)
                 if name in energies:
                     energies[name][at] = energy.T.cpu().numpy()
@@ -156,7 +160,10 @@ def interaction_ranks(
             if reference is not None:
                 mean_query, mean_key = means[layer]
                 twice = 1 if damping is None else 2
-                beside = small_parts(query - twice * mean_query, key - mean_key)[0]
+                left, right = query - twice * mean_query, key - mean_key
+                if real is not None:
+                    left, right = left * real, right * real
+                beside = small_parts(left, right)[0]
                 energies["beside"][at] = beside.square().sum((-2, -1)).T.cpu().numpy()
             bar.update(len(query))
     routing, filtering = energies["routing"], energies["filtering"]
@@ -180,14 +187,19 @@ def interaction_ranks(
     return xr.Dataset(data, coords, {"share": share})
 
 
-def _parts(query: torch.Tensor, key: torch.Tensor, damping) -> dict[str, torch.Tensor]:
+def _parts(query: torch.Tensor, key: torch.Tensor, damping, real) -> dict[str, torch.Tensor]:
     """Singular values ``(b, H, R)`` of the parts of Q K^T; the filtering is -D if there is a D.
 
     The cyclic part of Q K^T - K Q^T is that of queries and keys less their means over tokens, and
-    without the mean of each row it is [Q, -K] [K', Q']^T with K' and Q' less theirs.
+    without the mean of each row it is [Q, -K] [K', Q']^T with K' and Q' less theirs. `real`, 1 for
+    tokens and 0 for padding, whose queries and keys are 0 and stay so.
     """
     skew, symmetric = small_parts(query, key)
-    mid_query, mid_key = (x - x.mean(-2, keepdim=True) for x in (query, key))
+    if real is None:
+        mid_query, mid_key = (x - x.mean(-2, keepdim=True) for x in (query, key))
+    else:
+        n = real.sum(-2, keepdim=True).clamp(min=1)
+        mid_query, mid_key = ((x - x.sum(-2, keepdim=True) / n) * real for x in (query, key))
     left, right = (
         torch.linalg.qr(torch.cat(pair, -1), mode="r").R
         for pair in ((query / 2, -key / 2), (mid_key, mid_query))

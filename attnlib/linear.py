@@ -82,6 +82,14 @@ def linear_attention(
         )
     chunk = min(check_whole("chunk", chunk), max(1, q.shape[2]))
     b, h, t, d = q.shape
+    fits = {
+        "own": own is None or own.shape == (b, h, t),
+        "seen": seen is None or seen.shape == (b, t),
+        "state": state is None or state.memory.shape == (b, h, d, v.shape[-1]),
+    }
+    if not all(fits.values()):
+        wrong = ", ".join(k for k, ok in fits.items() if not ok)
+        raise InputError(f"{wrong}: the shape does not fit queries of the shape {tuple(q.shape)}")
     pad = -t % chunk
     phi_q, phi_k = _features(q), _features(k)
     if seen is not None:

@@ -26,8 +26,12 @@ def plan_table(plan: xr.Dataset):
 
 def check_plan(plan) -> None:
     """Refuse what :func:`prescribe` did not make, or what is damaged."""
-    wanted = {"recommendation", "head_size", "reference", "routing_rank", "cost"}
-    if not isinstance(plan, xr.Dataset) or not wanted <= set(plan):
+    wanted = {
+        "recommendation", "head_size", "reference", "routing_rank", "cost", "cost_se",
+        "window_cost", "cache", "flops",
+    }  # fmt: skip
+    whole = isinstance(plan, xr.Dataset) and wanted <= set(plan) and "action" in plan.coords
+    if not whole or "architecture" not in plan.attrs:
         raise InputError("this is no plan: make one with prescribe(model, tokens)")
     if not np.isfinite(plan["routing_rank"]).all():
         raise InputError("the ranks of this plan are not finite: measure the model anew")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import numbers
 import sys
 from collections.abc import Sequence
 
@@ -102,13 +103,19 @@ def prescribe(
     """
     if save not in SAVINGS:
         raise InputError(f"save is one of {SAVINGS}, not {save!r}")
-    if not (isinstance(tolerance, (int, float)) and 0 <= tolerance < math.inf):
-        raise InputError(f"tolerance is a rise of the loss in nats, not {tolerance!r}")
-    if not 0 <= caution < math.inf or not 0 < factor < math.inf:
-        raise InputError(
-            f"caution is not negative and factor positive, not {caution!r} and {factor!r}"
-        )
-    if not isinstance(model, xr.Dataset):
+    for name, value in (("tolerance", tolerance), ("caution", caution), ("factor", factor)):
+        if not isinstance(value, numbers.Real) or not 0 <= value < math.inf:
+            raise InputError(f"{name} is a number from 0 upwards, not {value!r}")
+    if factor == 0:
+        raise InputError("factor is positive: with 0 nothing would cost anything")
+    if isinstance(model, xr.Dataset):
+        if tokens is not None or ranks or layers is not None or context is not None or not linear:
+            raise InputError(
+                "candidates, layers and context of a plan are measured: another choice from it has "
+                "only tolerance, caution, factor and save"
+            )
+        check_plan(model)
+    else:
         model = _measured(model, tokens, ranks, linear, context, layers, progress)
     return _chosen(model, float(tolerance), float(caution), float(factor), save)
 
@@ -171,9 +178,13 @@ def _measured(model, tokens, ranks, linear, context, layers, progress) -> xr.Dat
     step = 2 if any(shape.kind == "sd" for shape in shapes) else 1
     if ranks is None:
         ranks = sorted({max(step, narrowest // n // step * step) for n in (4, 2)})
+    if isinstance(ranks, numbers.Number) or not all(isinstance(r, numbers.Integral) for r in ranks):
+        raise InputError(f"ranks are a list of whole numbers, not {ranks!r}")
     actions = [FULL, *(f"rank {rank}" for rank in ranks), *([LINEAR] if linear else [])]
     if len(set(actions)) < len(actions) or len(actions) == 1:
         raise InputError(f"candidates are at least one rank or linear attention, not {actions[1:]}")
+    if context is not None:
+        context = check_whole("context", context)
     half = len(tokens) // 2
     reference, held_out = tokens[:half, :-1], tokens[half:]
     found = interaction_ranks(model, reference, progress=progress)
@@ -198,9 +209,13 @@ def _measured(model, tokens, ranks, linear, context, layers, progress) -> xr.Dat
                     changed = lower_rank(model, rank, [layer], reference=means, **options)
                 cost[:, layer - 1, at] = window_losses(changed, held_out) - base
                 bar.update()
-    context = check_whole("context", context or reader.context or tokens.shape[1] - 1)
+    if context is None:
+        context = reader.context or tokens.shape[1] - 1
     d_model = width_of(model)
     budgets = [[_budget_of(a, shape, d_model, context) for a in actions] for shape in shapes]
+    if not isinstance(model, GPT):
+        # Maps of lower rank come after rotary positions, so that no weight gets smaller.
+        budgets = [[b | {"parameters": row[0]["parameters"]} for b in row] for row in budgets]
     mean_rank = found["routing_rank"].sel(rank_by="participation").mean(("head", "snapshot"))
     both = ("layer", "action")
     data = {
@@ -249,7 +264,10 @@ def _budget_of(action: str, shape: LayerShape, d_model: int, context: int) -> di
 def _described(model, shapes) -> str:
     kinds = [f"{s.kind} {s.n_head}/{s.n_key}x{s.head_size}" for s in shapes]
     each = kinds[0] if len(set(kinds)) == 1 else ", ".join(kinds)
-    return f"{type(model).__name__}, {len(shapes)} layers, width {width_of(model)}: {each}"
+    return (
+        f"{type(model).__name__}, {len(shapes)} layers, width {width_of(model)}, "
+        f"{model.config.vocab_size} tokens: {each}"
+    )
 
 
 # ------------------------------------------------------------------ choosing
@@ -257,9 +275,6 @@ def _described(model, shapes) -> str:
 
 def _chosen(measured, tolerance: float, caution: float, factor: float, save: str) -> xr.Dataset:
     """The plan that saves most within a tolerance, and those of other tolerances."""
-    wanted = {"window_cost", "cost", "cost_se", save}
-    if not wanted <= set(measured):
-        raise InputError("this is no plan: make one with prescribe(model, tokens)")
     cost = factor * measured["cost"].values
     feared = cost + factor * caution * measured["cost_se"].values
     budget = measured[save].values
@@ -299,15 +314,16 @@ def _most_saved(cost: np.ndarray, saved: np.ndarray, tolerance: float) -> np.nda
     n, m = cost.shape
     there = np.isfinite(cost)
     price = np.clip(np.where(there, cost, 0.0), 0, None)
-    one_each = np.kron(np.eye(n), np.ones(m))
-    rules = [
-        LinearConstraint(one_each, 1, 1),
-        LinearConstraint(price.ravel()[None], -np.inf, tolerance),
-    ]
-    # Of plans that save the same, the cheapest: prices enter the goal with a weight too small to
-    # turn a saving down.
-    goal = -saved / np.abs(saved).max() + 1e-7 * price / max(price.max(), 1e-12)
-    found = milp(
-        goal.ravel(), integrality=np.ones(n * m), bounds=Bounds(0, there.ravel()), constraints=rules
-    )
+    if not (saved * there > 0).any():
+        return np.zeros(n, int)
+    one_each = LinearConstraint(np.kron(np.eye(n), np.ones(m)), 1, 1)
+    within = LinearConstraint(price.ravel()[None], -np.inf, tolerance)
+    options = {"integrality": np.ones(n * m), "bounds": Bounds(0, there.ravel())}
+    exact = {"options": {"mip_rel_gap": 0.0}}
+    goal = saved.ravel() / np.abs(saved).max()
+    best = milp(-goal, constraints=[one_each, within], **options, **exact)
+    # Of the plans that save as much, the cheapest.
+    as_much = LinearConstraint(goal[None], -best.fun - 1e-9, np.inf)
+    found = milp(price.ravel(), constraints=[one_each, within, as_much], **options, **exact)
+    found = found if found.x is not None else best
     return found.x.reshape(n, m).argmax(1)

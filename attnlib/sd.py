@@ -23,7 +23,8 @@ def sd_attention(q, k, v, damping, *, dropout: float = 0.0, need_weights: bool =
     zeros in front, whose logit is 0, and two more columns of values count the weights:
     with Z the sum of exp(S_ij) over earlier keys they give m = 1 / (1 + Z) and c = Z / (1 + Z),
     and the query's own key, whose logit is -d_i, is put in by hand,
-    out = (o + m exp(-d) v) / (c + m exp(-d)).
+    out = (o + m exp(-d) v) / (c + m exp(-d)). That equals the plain form while some earlier S_ij is
+    above about -70 (in float16 -10), so that exp(S_ij) counts beside 1.
 
     Parameters
     ----------
@@ -53,7 +54,7 @@ def sd_attention(q, k, v, damping, *, dropout: float = 0.0, need_weights: bool =
     Jamil & Kapadia 2026 (arXiv 2605.18826): S, D and the theorem. The softmax over the causal part
     of L is our reading.
     """
-    if damping.shape != q.shape[:-1] or q.shape != k.shape:
+    if damping.shape != q.shape[:-1] or q.shape != k.shape or q.shape[:-1] != v.shape[:-1]:
         raise InputError(
             f"queries and keys are (B, H, T, D) and the damping (B, H, T), not {tuple(q.shape)}, "
             f"{tuple(k.shape)} and {tuple(damping.shape)}"

@@ -8,7 +8,7 @@ J.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import NamedTuple
@@ -28,6 +28,7 @@ class _Means(NamedTuple):
     gram: torch.Tensor  # (H, 2 r, 2 r): A^T A
     mean: torch.Tensor  # (H, 1, 2 r): of A
     self_logit: torch.Tensor  # (H,): of q_i . k_i; in S-D attention of -d_i
+    sd: bool  # whether the layer is of S-D attention
 
 
 class _Own:
@@ -71,11 +72,15 @@ def reference_means(model, tokens: torch.Tensor) -> dict[int, _Means]:
         As :func:`attnlib.iter_interactions`.
     """
     sums: dict[int, list] = {}
+    sd: dict[int, bool] = {}
     for layer, _, query, key, damping in iter_heads(model, tokens):
+        sd[layer] = damping is not None
         own = _Own(torch.cat([query, key], -1), damping)
         new = [x.sum(0) for x in (own.gram, own.mean, own.self_logit)]
         sums[layer] = [a + b for a, b in zip(sums.get(layer, [0, 0, 0]), new, strict=True)]
-    return {layer: _Means(*(x / len(tokens) for x in three)) for layer, three in sums.items()}
+    return {
+        layer: _Means(*(x / len(tokens) for x in three), sd[layer]) for layer, three in sums.items()
+    }
 
 
 def truncate_routing(model, rank: int, *, layers: Sequence[int] | None = None, reference=None):
@@ -91,9 +96,10 @@ def truncate_routing(model, rank: int, *, layers: Sequence[int] | None = None, r
         From 1; all by default.
     reference : torch.Tensor or dict, optional
         ``(n, T)`` windows of tokens, or what :func:`reference_means` made of them. The cut is then
-        one fixed map a head, the best for the routing of these windows, which could be built into a
-        model. Without it each window has its own best cut; it depends on later tokens too, so that
-        a loss measured with it is a bound, not what a causal model could reach.
+        one fixed map a head, the best over all pairs of tokens of these windows, of one or of two,
+        which could be built into a model. Without it each window has its own best cut; it depends
+        on later tokens too, so that a loss measured with it is a bound, not what a causal model
+        could reach.
 
     Returns
     -------
@@ -110,7 +116,7 @@ def truncate_routing(model, rank: int, *, layers: Sequence[int] | None = None, r
     ----------
     Jamil & Kapadia 2026 (B9, B10, B14).
     """
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0 or rank % 2:
+    if isinstance(rank, bool) or not hasattr(rank, "__index__") or rank < 0 or rank % 2:
         raise InputError(
             f"routing has an even rank, two for each plane of rotation, so it is cut to 0, 2, 4, "
             f"..., not to {rank!r}"
@@ -253,13 +259,39 @@ def check_layers(layers, n_layer: int) -> list[int]:
     """Layers, counted from 1; all for None. Refuses what is not there, nothing and repetitions."""
     if layers is None:
         return list(range(1, n_layer + 1))
-    layers = list(layers)
-    wrong = [x for x in layers if type(x) is not int or not 1 <= x <= n_layer]
+    layers = list(layers) if isinstance(layers, Iterable) else [layers]
+    whole = [hasattr(x, "__index__") and not isinstance(x, bool) for x in layers]
+    layers = [int(x) if ok else x for x, ok in zip(layers, whole, strict=True)]
+    wrong = [x for x, ok in zip(layers, whole, strict=True) if not ok or not 1 <= x <= n_layer]
     if wrong or not layers or len(set(layers)) < len(layers):
         raise InputError(
             f"layers are among 1 to {n_layer}, at least one and each once, not {layers}"
         )
     return layers
+
+
+def means_of(model, reference, layers, shapes) -> dict[int, _Means]:
+    """The means of a reference, tokens or means of before; refuses those of another model."""
+    if isinstance(reference, torch.Tensor):
+        return reference_means(model, reference)
+    if not isinstance(reference, dict) or not all(
+        isinstance(x, _Means) for x in reference.values()
+    ):
+        raise InputError(
+            "a reference is windows of tokens, a tensor (n, T), or what reference_means made of it"
+        )
+    if not set(layers) <= set(reference):
+        raise InputError("the reference is of another model: it lacks some of the layers")
+    for layer in layers:
+        shape = shapes[layer - 1]
+        gram = tuple(reference[layer].gram.shape)
+        expected = (shape.n_head, 2 * shape.head_size, 2 * shape.head_size)
+        if gram != expected or reference[layer].sd != (shape.kind == "sd"):
+            raise InputError(
+                f"the reference is of another model: in layer {layer} it has the shape {gram}, not "
+                f"{expected}, or it is of another kind of attention"
+            )
+    return reference
 
 
 @contextmanager
@@ -268,10 +300,8 @@ def _changed(model, kind: str, cut: Callable, layers, reference) -> Iterator:
     reader = reader_of(model)
     layers = check_layers(layers, reader.n_layer)
     modules = reader.attention_modules()
-    if isinstance(reference, torch.Tensor):
-        reference = reference_means(model, reference)
-    if reference is not None and not set(layers) <= set(reference):
-        raise InputError("the reference is of another model: it lacks some of the layers")
+    if reference is not None:
+        reference = means_of(model, reference, layers, reader.layer_shapes())
     changed = []
     try:
         for layer in layers:

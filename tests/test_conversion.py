@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from attnlib import (
     iter_interactions,
     linearize,
     lower_rank,
+    reference_means,
     truncate_routing,
     window_losses,
 )
@@ -205,6 +207,18 @@ def test_our_models_keep_the_cut_in_their_weights(kind, rank, whole):
             lower_rank(model, wrong, reference=tokens)
     with pytest.raises(InputError, match="another model"):
         lower_rank(model, rank, reference={})
+    other = reference_means(ours("sd" if kind == "softmax" else "softmax"), tokens)
+    with pytest.raises(InputError, match="another model: in layer 1"):
+        lower_rank(model, rank, reference=other)
+    with (
+        pytest.raises(InputError, match="another model: in layer 2"),
+        truncate_routing(model, 2, layers=[2], reference=other),
+    ):
+        pass
+    for nothing in (None, [[1, 2]]):
+        with pytest.raises(InputError, match="a reference is windows"):
+            lower_rank(model, rank, reference=nothing)
+    assert lower_rank(model, np.int64(rank), np.array([1, 2]), reference=tokens) is not model
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
@@ -264,3 +278,7 @@ def test_healing_that_fails_leaves_the_weights():
         heal(model, tokens_of(t=14))
     with pytest.raises(InputError, match="another tokenizer"):
         heal(model, tokens_of(vocab=40))
+    with pytest.raises(InputError, match="layers say whose attention"):
+        heal(model, tokens_of(), what="all", layers=[1])
+    with pytest.raises(InputError, match="does not predict tokens"):
+        heal(hugging_face("bert"), tokens_of(4, 8))

@@ -60,6 +60,18 @@ def test_padding_is_left_out(hugging_face, kind):
     np.testing.assert_allclose(weights, fields.values[:, :, 1, 5:, 5:], atol=1e-5)
 
 
+def test_ranks_of_a_padded_text_are_those_of_the_text(hugging_face):
+    model = hugging_face("bert")
+    tokens = torch.randint(3, 50, (2, 14), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(tokens)
+    mask[:, 9:] = 0
+    others = torch.randint(3, 50, (3, 9), generator=torch.Generator().manual_seed(1))
+    padded = interaction_ranks(model, tokens, attention_mask=mask, reference=others)
+    alone = interaction_ranks(model, tokens[:, :9], reference=others)
+    for name in alone:
+        np.testing.assert_allclose(padded[name], alone[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
 def test_weights_of_our_models_follow(tiny_model):
     model = tiny_model()
     tokens = torch.randint(11, (5, 14), generator=torch.Generator().manual_seed(1))

@@ -153,3 +153,14 @@ def test_generation_goes_on_beyond_the_context_and_gated_attention_has_no_cache(
     assert len(gated.generate(torch.zeros(2, dtype=torch.long), 10)) == 12
     with pytest.raises(InputError, match="no cache"):
         gated.decode(torch.zeros(1, 2, dtype=torch.long))
+
+
+def test_shapes_that_do_not_fit_are_named():
+    q, k, v = draw()
+    with pytest.raises(InputError, match="own: the shape"):
+        linear_attention(q, k, v, own=torch.ones(2, 3, 4))
+    with pytest.raises(InputError, match="seen: the shape"):
+        linear_attention(q, k, v, seen=torch.ones(2, 4, dtype=torch.bool))
+    state = linear_attention(*draw(size=5), need_state=True)[1]
+    with pytest.raises(InputError, match="state: the shape"):
+        linear_attention(q, k, v, state=state)

@@ -102,6 +102,13 @@ def test_the_choice_is_the_best_of_all(seed, tolerance):
     )
     assert saved[rows, picked].sum() == best
     assert price[rows, picked].sum() <= tolerance + 1e-6
+    # No other plan that saves as much costs less.
+    cheapest = min(
+        price[rows, list(choice)].sum()
+        for choice in itertools.product(range(3), repeat=4)
+        if saved[rows, list(choice)].sum() == best
+    )
+    assert price[rows, picked].sum() == pytest.approx(cheapest, abs=1e-6)
 
 
 @pytest.mark.parametrize("make", [ours, lambda: ours("sd"), lambda: hugging_face("llama", 3)])
@@ -158,6 +165,12 @@ def test_a_plan_tells_what_it_does(make, tmp_path):
         assert dear.attrs["predicted_cost"] == pytest.approx(3 * plan.attrs["predicted_cost"])
 
 
+def test_where_nothing_saves_nothing_is_changed():
+    plan = prescribe(ours(), tokens_of(8, 10), ranks=[6], linear=False)
+    assert set(plan["recommendation"].values) == {"full"}
+    assert plan.attrs["saving"] == 0
+
+
 def test_a_plan_builds_the_model_to_train():
     model, tokens = ours("sd"), tokens_of(8, 10)
     plan = prescribe(model, tokens, tolerance=1e3, ranks=[2])
@@ -190,6 +203,14 @@ def test_a_plan_for_another_model_or_a_damaged_one_is_refused():
     bad["routing_rank"][1] = np.nan
     with pytest.raises(InputError, match="ranks of this plan are not finite"):
         apply(bad, model)
+    with pytest.raises(InputError, match="ranks of this plan are not finite"):
+        prescribe(bad)
+    with pytest.raises(InputError, match="another choice from it has only"):
+        prescribe(plan, ranks=[2])
+    with pytest.raises(InputError, match="this is no plan"):
+        apply(plan.drop_attrs(), model)
+    with pytest.raises(InputError, match="12 tokens"):
+        apply(plan, GPT(GPTConfig(3, 2, 12, 10, 12)))
     bad = plan.copy(deep=True)
     bad["recommendation"][0] = "much"
     with pytest.raises(InputError, match="recommends much"):
@@ -201,11 +222,16 @@ def test_a_plan_for_another_model_or_a_damaged_one_is_refused():
     [
         ({"tokens": tokens_of(5, 10)}, "at least 6"),
         ({"tokens": tokens_of(8, 13)}, "longer than the model's context"),
-        ({"tolerance": float("nan")}, "a rise of the loss"),
-        ({"tolerance": -1.0}, "a rise of the loss"),
+        ({"tolerance": float("nan")}, "tolerance is a number"),
+        ({"tolerance": -1.0}, "tolerance is a number"),
         ({"save": "money"}, "save is one of"),
-        ({"caution": -1.0}, "caution is not negative"),
-        ({"factor": 0.0}, "factor positive"),
+        ({"caution": -1.0}, "caution is a number"),
+        ({"caution": "x"}, "caution is a number"),
+        ({"ranks": 4}, "ranks are a list"),
+        ({"ranks": [2.5]}, "ranks are a list"),
+        ({"context": 0}, "context is a whole number"),
+        ({"layers": 9}, "layers are among 1 to 3"),
+        ({"factor": 0.0}, "factor is positive"),
         ({"ranks": [7]}, "cut to a rank from 1 to 6"),
         ({"ranks": [], "linear": False}, "at least one rank or linear"),
         ({"ranks": [2, 2]}, "at least one rank or linear"),
