@@ -6,9 +6,9 @@ import xarray as xr
 from attnlib import CLAIMS, InputError, claim_results, claim_row, claim_table, ledger, save
 
 
-def test_every_claim_that_is_tested_has_its_text():
-    tested = [f"B{n}" for n in (*range(1, 11), 14, 15)]
-    assert list(CLAIMS) == [*(f"A{n}" for n in range(1, 13)), *tested, "X1"]
+def test_every_claim_has_its_text():
+    both = [f"{part}{n}" for part, last in (("A", 12), ("B", 16)) for n in range(1, last + 1)]
+    assert list(CLAIMS) == [*both, "X1", "X6"]
     assert all(claim and published for claim, published in CLAIMS.values())
 
 
