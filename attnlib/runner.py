@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import difflib
+import functools
 import hashlib
 import json
 import os
@@ -70,9 +72,20 @@ def find_notebook(name: str) -> str:
 
 def read_notebook(name: str):
     """The text notebook as a notebook object (nbformat), without outputs."""
+    return copy.deepcopy(_parsed(name))
+
+
+def _parsed(name: str):
+    """As `read_notebook`, to look at; the graph asks for each notebook dozens of times."""
+    path = project_root() / "notebooks" / f"{name}.md"
+    return _parsed_once(path, path.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed_once(path: Path, changed: int):
     import jupytext
 
-    return jupytext.read(project_root() / "notebooks" / f"{name}.md")
+    return jupytext.read(path)
 
 
 def notebook_parameters(name: str) -> dict[str, dict]:
@@ -80,7 +93,7 @@ def notebook_parameters(name: str) -> dict[str, dict]:
 
     Read from the one cell tagged `parameters`, whose lines are ``name: type = value  # comment``.
     """
-    cells = [c for c in read_notebook(name).cells if "parameters" in c.metadata.get("tags", ())]
+    cells = [c for c in _parsed(name).cells if "parameters" in c.metadata.get("tags", ())]
     if len(cells) != 1:
         raise InputError(f"{name} has {len(cells)} cells tagged 'parameters' instead of one")
     source, found = cells[0].source, {}
@@ -352,16 +365,16 @@ def _content(notebook) -> str:
 
 def modules_used(name: str) -> list[str]:
     """Files of attnlib that a notebook depends on, through its imports and theirs."""
-    trees, found, files = [(ast.parse(_code(name)), 0)], set(), set()
-    while trees:
-        for room in _rooms(*trees.pop()) - found:
+    new, found, files = [_rooms(_code(name), 0)], set(), set()
+    while new:
+        for room in new.pop() - found:
             found.add(room)
             # A room is a file, or a folder of them (plots).
             for path in [PACKAGE / f"{room}.py", *(PACKAGE / room).glob("*.py")]:
                 if path.is_file():
                     inside = path.relative_to(PACKAGE)
                     files.add(f"attnlib/{inside.as_posix()}")
-                    trees.append((ast.parse(path.read_text()), len(inside.parts)))
+                    new.append(_rooms(path.read_text(), len(inside.parts)))
     return sorted(files)
 
 
@@ -372,13 +385,14 @@ def results_read(name: str) -> list[str]:
     return sorted(named - {name})
 
 
-def _rooms(tree: ast.AST, depth: int) -> set[str]:
+@functools.lru_cache(maxsize=256)
+def _rooms(code: str, depth: int) -> frozenset[str]:
     """Rooms that a piece of code imports from; `depth` dots lead up to the package."""
     from . import ROOMS
 
     owner = {name: room for room, names in ROOMS.items() for name in names}
     rooms = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(code)):
         if not isinstance(node, ast.ImportFrom):
             continue
         relative = node.level > 0 and node.level == depth
@@ -386,9 +400,9 @@ def _rooms(tree: ast.AST, depth: int) -> set[str]:
             rooms |= {owner.get(a.name, a.name) for a in node.names}
         elif relative or (not node.level and node.module.startswith("attnlib.")):
             rooms.add(node.module.removeprefix("attnlib.").split(".")[0])
-    return rooms & set(ROOMS)
+    return frozenset(rooms & set(ROOMS))
 
 
 def _code(name: str) -> str:
-    cells = [c.source for c in read_notebook(name).cells if c.cell_type == "code"]
+    cells = [c.source for c in _parsed(name).cells if c.cell_type == "code"]
     return "\n".join(line for cell in cells for line in cell.splitlines() if line[:1] not in "%!")

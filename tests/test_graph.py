@@ -60,7 +60,7 @@ def test_nothing_changed_nothing_runs(tree):
     [
         ("attnlib/stability.py", rules("06")),
         ("attnlib/resampling.py", rules("05", "07", "10")),
-        ("attnlib/surgery.py", rules("14", "15")),
+        ("attnlib/surgery.py", rules("14", "15", "16", "18")),
         ("attnlib/plots/ranks.py", NOTEBOOKS | PAGES),
         ("notebooks/07_complexity.md", rules("07")),
         ("notebooks/03_lag_and_sign.md", rules("03") - rules() | PAGES),
@@ -93,10 +93,10 @@ def test_a_missing_result_is_made_again(tree):
 
 
 def test_a_mistake_in_the_preset_stops_the_graph_before_anything_runs(tree):
-    append(tree / "config" / "smoke.yaml", "  few_rankz: [3]\n")
+    append(tree / "config" / "smoke.yaml", "  few_tolerancez: [3]\n")
     done = run_graph("book", "--dry-run", cwd=tree)
     assert done.returncode != 0
-    assert "Did you mean 'few_ranks'" in done.stdout + done.stderr
+    assert "Did you mean 'few_tolerances'" in done.stdout + done.stderr
 
 
 def test_a_killed_build_continues(tree):
