@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numbers
+
 import numpy as np
 
 from .capture import LayerShape, reader_of
@@ -46,7 +48,10 @@ def allocate(
     ----------
     Jamil & Kapadia 2026 (B13), who go from 8 to 64; the proportion is our reading.
     """
-    ranks = np.asarray(ranks, float)
+    try:
+        ranks = np.asarray(ranks, float)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"ranks are numbers, one a layer, not {ranks!r}") from error
     if ranks.ndim != 1 or not len(ranks):
         raise InputError(f"ranks are one number a layer, not of the shape {ranks.shape}")
     if not (np.isfinite(ranks).all() and (ranks > 0).all()):
@@ -67,7 +72,7 @@ def allocate(
 
     if share is None:
         return tuple(int(x) for x in sizes(largest / ranks.max()))
-    if not 0 < share <= 1 or smallest > share * largest:
+    if not isinstance(share, numbers.Real) or not 0 < share <= 1 or smallest > share * largest:
         raise InputError(
             f"a share of {share!r} of heads of {largest} cannot be met with heads of at least "
             f"{smallest}"

@@ -220,8 +220,11 @@ def _changed(model, changes: dict, share_weights: bool):
             raise InputError(
                 f"{type(module).__name__} is not causal: no sum over earlier tokens stands for it"
             )
-        if name in changes and getattr(module, "sliding_window", None):
-            raise InputError(f"{type(module).__name__} of layer {name} sees a sliding window only")
+        if changes.get(name) == "linear" and _sees_a_window(model, name):
+            raise InputError(
+                f"{type(module).__name__} of layer {name} sees a sliding window only, which no sum "
+                "over all earlier tokens stands for"
+            )
         if name in changes and hasattr(module, CHANGE):
             raise InputError(f"the attention of layer {name} is changed already")
     _register()
@@ -235,6 +238,13 @@ def _changed(model, changes: dict, share_weights: bool):
             setattr(module, CHANGE, change)
     new.set_attn_implementation(HF_NAME)
     return new
+
+
+def _sees_a_window(model, layer: int) -> bool:
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    windowed = not kinds or kinds[layer - 1] == "sliding_attention"
+    return bool(getattr(config, "sliding_window", None)) and windowed
 
 
 def _register() -> None:

@@ -306,6 +306,8 @@ class GPT(nn.Module):
         InputError
             More tokens than the context, or energy-gated attention, whose gates look ahead.
         """
+        if not tokens.shape[1]:
+            raise InputError("there is no token to go on from: give at least one")
         stop = start + tokens.shape[1]
         if stop > self.config.context:
             raise InputError(f"{stop} tokens are more than the context of {self.config.context}")

@@ -47,6 +47,9 @@ def hugging_face(kind, layers=2):
     config = {
         "llama": lambda: tr.LlamaConfig(**shape, **rotary, num_key_value_heads=2),
         "neox": lambda: tr.GPTNeoXConfig(**shape, **rotary),
+        "mistral": lambda: tr.MistralConfig(
+            **shape, **rotary, num_key_value_heads=2, sliding_window=4
+        ),
         "gpt2": lambda: tr.GPT2Config(
             vocab_size=11, n_layer=layers, n_head=4, n_embd=16, n_positions=16
         ),
@@ -150,6 +153,16 @@ def test_what_cannot_be_linearized_is_refused():
         once(tokens_of(t=10))
     with pytest.raises(InputError, match="not causal"):
         linearize(hugging_face("bert"), [1])
+    windowed = hugging_face("mistral")
+    with pytest.raises(InputError, match="sliding window"):
+        linearize(windowed, [1])
+    tokens = tokens_of(4, 12)  # a lower rank keeps the window
+    torch.testing.assert_close(
+        lower_rank(windowed, 4, reference=tokens)(tokens)[0],
+        windowed(tokens)[0],
+        atol=1e-4,
+        rtol=1e-3,
+    )
     twice = linearize(hugging_face("llama"), [1])
     with pytest.raises(InputError, match="layer 1 is changed already"):
         linearize(twice, [1])

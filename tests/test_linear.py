@@ -151,6 +151,8 @@ def test_generation_goes_on_beyond_the_context_and_gated_attention_has_no_cache(
     assert len(model.generate(torch.zeros(2, dtype=torch.long), 10)) == 12
     gated = GPT(GPTConfig(1, 2, 8, 6, 5, "ega-1"))
     assert len(gated.generate(torch.zeros(2, dtype=torch.long), 10)) == 12
+    with pytest.raises(InputError, match="at least one"):
+        model.generate(torch.zeros(0, dtype=torch.long), 2)
     with pytest.raises(InputError, match="no cache"):
         gated.decode(torch.zeros(1, 2, dtype=torch.long))
 

@@ -61,6 +61,10 @@ def test_what_cannot_be_allocated_is_refused():
             allocate(ranks, largest=8)
     with pytest.raises(InputError, match="one number a layer"):
         allocate([[1, 2]], largest=8)
+    with pytest.raises(InputError, match="ranks are numbers"):
+        allocate("high", largest=8)
+    with pytest.raises(InputError, match="cannot be met"):
+        allocate([1, 2], largest=8, share="half")
     with pytest.raises(InputError, match="do not fit"):
         allocate([1, 2], largest=9)
     with pytest.raises(InputError, match="cannot be met"):
