@@ -83,9 +83,27 @@ def _parsed(name: str):
 
 @functools.lru_cache(maxsize=256)
 def _parsed_once(path: Path, changed: int):
-    import jupytext
+    with _without_address_grammar():
+        import jupytext
 
     return jupytext.read(path)
+
+
+@contextlib.contextmanager
+def _without_address_grammar():
+    """Import what needs jsonschema without a grammar of web addresses, two seconds to compile.
+
+    jsonschema takes it if it is there, and checks addresses with it. Notebooks have none to check.
+    """
+    name = "rfc3987_syntax"
+    hidden = name not in sys.modules
+    if hidden:
+        sys.modules[name] = None  # an import of it fails, which jsonschema expects
+    try:
+        yield
+    finally:
+        if hidden:
+            del sys.modules[name]
 
 
 def notebook_parameters(name: str) -> dict[str, dict]:

@@ -1,6 +1,8 @@
 """The command line: parameters are checked before anything runs."""
 
 import json
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -337,3 +339,14 @@ def test_dependencies_are_read_from_the_code():
     # A room may be a folder; its parts count, and what they share a name with does not.
     assert "attnlib/plots/fields.py" in modules_used("01_data_and_models")
     assert "attnlib/plots/base.py" in modules_used("01_data_and_models")
+
+
+def test_what_is_hidden_while_a_notebook_is_read_is_there_again():
+    code = (
+        "import sys; from attnlib import runner; runner.read_notebook('20_claims'); "
+        "assert sys.modules.get('rfc3987_syntax', 'not imported') is not None; "
+        "notebook = runner.read_notebook('20_claims'); notebook.cells.clear(); "
+        "assert runner.read_notebook('20_claims').cells"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
