@@ -186,7 +186,7 @@ class _HuggingFaceModel:
             _check_logits(module, isinstance(change, str))
             query = query if change is None else query @ change
             on_heads(layer, *_scaled(module, query, key, **kwargs), None)
-            return _plain(module, query, key, value, attention_mask, **kwargs)[0]
+            return plain_attention(module, query, key, value, attention_mask, **kwargs)[0]
 
         self._run(tokens, mask, attend)
 
@@ -259,20 +259,25 @@ def _attend(module, query, key, value, attention_mask, **kwargs):
 
         _check_logits(module, hasattr(module, REPLACED))
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
-        seen = None if attention_mask is None else attention_mask == 0
-        weights = linear_weights(query, key, seen=seen).to(value.dtype)
+        weights = linear_weights(query, key, seen=seen_keys(attention_mask)).to(value.dtype)
         return (weights @ value).transpose(1, 2).contiguous(), weights
     query = query if change is None else query @ change
-    return _plain(module, query, key, value, attention_mask, **kwargs)
+    return plain_attention(module, query, key, value, attention_mask, **kwargs)
 
 
-def _plain(module, query, key, value, attention_mask, **kwargs):
+def seen_keys(mask):
+    """A mask of transformers, whether of booleans or added to the logits, as booleans."""
+    return mask if mask is None or mask.dtype == torch.bool else mask == 0
+
+
+def plain_attention(module, query, key, value, attention_mask, **kwargs):
     """As `_attend`, where the logits are queries times keys, or replaced."""
     import sys
 
     logits = getattr(module, REPLACED, None)
     if logits is not None:
         query, key = _scaled(module, query, key, **kwargs)
+        refuse_extras(module, ("s_aux",), kwargs)
         causal = getattr(module, "is_causal", False)
         weights = _softmax(logits(query, key, None), attention_mask, causal).to(value.dtype)
         value = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
@@ -290,13 +295,28 @@ def _plain(module, query, key, value, attention_mask, **kwargs):
 
 def _scaled(module, query, key, scaling=None, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
     """Queries with the scale of the logits, and keys, once for each head that uses them."""
-    if kwargs.get("softcap") or kwargs.get("position_bias") is not None:
-        raise InputError(
-            f"the logits of {type(module).__name__} are more than a product of queries and keys, "
-            "so its interaction cannot be captured"
-        )
+    refuse_extras(module, ("softcap", "position_bias"), kwargs)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return query * scale, key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+
+
+# What some models put into their attention beside the product of queries and keys.
+_EXTRAS = {
+    "softcap": "caps its logits (softcap)",
+    "position_bias": "adds a bias by position to its logits",
+    "s_aux": "has attention sinks (s_aux) beside its keys",
+}
+
+
+def refuse_extras(module, names, kwargs: dict) -> None:
+    """Refuse attention with more than a product of queries and keys, where that would be lost."""
+    for name in names:
+        value = kwargs.get(name)
+        if value is not None and not (isinstance(value, (int, float)) and value == 0):
+            raise InputError(
+                f"{type(module).__name__} {_EXTRAS[name]}: its attention is more than the softmax "
+                "of a product of queries and keys, and this is for that alone"
+            )
 
 
 def reader_of(model):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from .capture import CHANGE, reader_of
+from .capture import CHANGE, LayerShape, plain_attention, reader_of, refuse_extras, seen_keys
 from .errors import InputError
 from .gpt import GPT
-from .linear import linear_attention
+from .linear import linear_attention, linear_weights
 from .surgery import check_layers, leading_map, means_of
 
 LINEAR_KIND = {"softmax": "linear", "sd": "linear-sd"}
@@ -60,12 +61,10 @@ def linearize(model, layers: Sequence[int], *, share_weights: bool = False):
     if not isinstance(model, GPT):
         return _changed(model, dict.fromkeys(layers, "linear"), share_weights)
     kinds = list(model.config.per_layer("attention"))
-    for layer in layers:
-        if kinds[layer - 1] not in LINEAR_KIND:
-            raise InputError(
-                f"layer {layer} is of the kind {kinds[layer - 1]!r}: softmax and sd attention can "
-                "be made linear"
-            )
+    for layer, shape in enumerate(reader.layer_shapes(), start=1):
+        if layer not in layers:
+            continue
+        check_kind(layer, shape)
         kinds[layer - 1] = LINEAR_KIND[kinds[layer - 1]]
     return _with_weights(model, model.state_dict(), attention=tuple(kinds))
 
@@ -114,17 +113,14 @@ def lower_rank(
     shapes = [reader.layer_shapes()[layer - 1] for layer in layers]
     rank = int(rank) if hasattr(rank, "__index__") and not isinstance(rank, bool) else rank
     for layer, shape in zip(layers, shapes, strict=True):
-        step = 2 if shape.kind == "sd" else 1
-        if (
-            isinstance(rank, bool)
-            or not isinstance(rank, int)
-            or rank % step
-            or not (step <= rank <= shape.width)
-        ):
-            raise InputError(
-                f"the logits of layer {layer} are cut to a rank from {step} to {shape.width}"
-                f"{', which is even' if step == 2 else ''}, not {rank!r}"
-            )
+        check_kind(layer, shape)
+        check_rank(layer, shape, rank)
+    straight = [i for i, x in enumerate(reader.layer_shapes(), 1) if x.kind not in LINEAR_KIND]
+    if straight and isinstance(reference, torch.Tensor):
+        raise InputError(
+            f"layers {straight} have no logits, so no reference can be read: cut ranks first, then "
+            "linearize, or give what reference_means made with the model before"
+        )
     reference = means_of(model, reference, layers, reader.layer_shapes())
     if not isinstance(model, GPT):
         groups = [shape.n_head // shape.n_key for shape in shapes]
@@ -138,6 +134,26 @@ def lower_rank(
         name = f"blocks.{layer - 1}.attention.qkv.weight"
         state[name] = _folded(state[name], reference[layer].gram, rank, shape)
     return _with_weights(model, state)
+
+
+def check_kind(layer: int, shape: LayerShape) -> None:
+    """Refuse attention that is gated or linear: only logits can be cut or made linear."""
+    if shape.kind not in LINEAR_KIND:
+        raise InputError(
+            f"layer {layer} is of the kind {shape.kind!r}: softmax and sd attention can be made "
+            "linear or cut to a lower rank"
+        )
+
+
+def check_rank(layer: int, shape: LayerShape, rank) -> None:
+    """Refuse what is no rank of the logits of this layer."""
+    step = 2 if shape.kind == "sd" else 1
+    whole = isinstance(rank, int) and not isinstance(rank, bool)
+    if not whole or rank % step or not step <= rank <= shape.width:
+        raise InputError(
+            f"the logits of layer {layer} are cut to a rank from {step} to {shape.width}"
+            f"{', which is even' if step == 2 else ''}, not {rank!r}"
+        )
 
 
 def nearest_map(gram: torch.Tensor, rank: int, group: int = 1) -> torch.Tensor:
@@ -227,6 +243,8 @@ def _changed(model, changes: dict, share_weights: bool):
             )
         if name in changes and hasattr(module, CHANGE):
             raise InputError(f"the attention of layer {name} is changed already")
+    # What is not changed keeps the implementation of the model.
+    name = f"{HF_NAME}_{'sdpa' if 'sdpa' in model.config._attn_implementation else 'eager'}"
     _register()
     tensors = [*model.parameters(), *model.buffers()] if share_weights else []
     new = copy.deepcopy(model, {id(t): t for t in tensors})
@@ -236,7 +254,10 @@ def _changed(model, changes: dict, share_weights: bool):
             if isinstance(change, torch.Tensor):
                 change = change.to(next(model.parameters()))
             setattr(module, CHANGE, change)
-    new.set_attn_implementation(HF_NAME)
+    new.set_attn_implementation(name)
+    if "linear" in changes.values():
+        with torch.no_grad():  # one token tells whether the attention is more than a softmax
+            new(torch.zeros(1, 1, dtype=torch.long, device=next(new.parameters()).device))
     return new
 
 
@@ -249,31 +270,36 @@ def _sees_a_window(model, layer: int) -> bool:
 
 def _register() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
-    AttentionInterface.register(HF_NAME, _attend_changed)
-    AttentionMaskInterface.register(HF_NAME, sdpa_mask)
-
-
-def _attend_changed(module, query, key, value, attention_mask, **kwargs):
-    """Attention as `_changed` left it, for transformers: output ``(B, T, H, D)`` and None."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import eager_mask, sdpa_mask
 
+    for kind, others, mask in (
+        ("sdpa", sdpa_attention_forward, sdpa_mask),
+        ("eager", plain_attention, eager_mask),
+    ):
+        AttentionInterface.register(f"{HF_NAME}_{kind}", partial(_attend_changed, others))
+        AttentionMaskInterface.register(f"{HF_NAME}_{kind}", mask)
+
+
+def _attend_changed(others, module, query, key, value, attention_mask, **kwargs):
+    """Attention as `_changed` left it, for transformers: output ``(B, T, H, D)`` and weights."""
     change = getattr(module, CHANGE, None)
     if not isinstance(change, str):
-        if change is not None:
-            query = query @ change
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        query = query if change is None else query @ change
+        return others(module, query, key, value, attention_mask, **kwargs)
+    refuse_extras(module, ("s_aux", "softcap", "position_bias"), kwargs)
     group = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(group, 1) for x in (key, value))
-    seen = None
-    if attention_mask is not None:  # (B, 1, T, T_all); the last query sees all but the padding
-        seen = (
-            attention_mask[:, 0, -1]
-            if attention_mask.dtype == torch.bool
-            else (attention_mask[:, 0, -1] == 0)
-        )
     before = key.shape[2] - query.shape[2]
+    seen = seen_keys(attention_mask)  # (B, 1, T, T_all)
+    if seen is not None:
+        last = seen[:, 0, -1]  # the last query sees all but the padding
+        causal = torch.ones(seen.shape[-2:], dtype=torch.bool, device=seen.device).tril(before)
+        if not torch.equal(seen, (causal & last.unsqueeze(1)).unsqueeze(1).expand_as(seen)):
+            # Several texts in one, or a cache with room to come: no sum over all that was before.
+            weights = linear_weights(query, key, seen=seen).to(value.dtype)
+            return (weights @ value).transpose(1, 2).contiguous(), None
+        seen = last.expand(len(query), -1)
     # Earlier tokens come as keys alone: queries of zeros stand for theirs, and are cut off again.
     query = F.pad(query, (0, 0, before, 0))
     out, _ = linear_attention(query, key, value, seen=seen)

@@ -52,57 +52,85 @@ def heal(
     ------
     InputError
         Tokens that are no windows of the model, patterns that name nothing, layers that are not
-        there, a loss that is not finite. The weights are then as they were.
+        there, a model that is not causal or of float16, a loss, a gradient or weights that are not
+        finite. The weights are then as they were.
     """
     from tqdm import tqdm
 
-    config = config or TrainConfig(steps=100, batch_size=4, learning_rate=1e-3, warmup=10)
+    if config is None:
+        config = TrainConfig(steps=100, batch_size=4, learning_rate=1e-3, warmup=10)
+    if not isinstance(config, TrainConfig):
+        raise InputError(f"config is a TrainConfig, not {type(config).__name__}")
     reader = reader_of(model)
     check_windows(tokens, reader.context, extra=1, least=1, vocab=model.config.vocab_size)
+    if not all(getattr(m, "is_causal", True) for m in reader.attention_modules()):
+        raise InputError(
+            f"{type(model).__name__} is not causal: it sees the tokens that it would be trained to "
+            "predict"
+        )
     trained = _declared(model, reader, what, layers)
+    if any(p.dtype == torch.float16 for p in trained.values()):
+        raise InputError("weights of float16 overflow in training: make the model .float() first")
     before = {name: p.detach().clone() for name, p in trained.items()}
-    wanted = {p: p.requires_grad for p in model.parameters()}
+    wanted = {p: (p.requires_grad, p.grad) for p in model.parameters()}
     optimizer = torch.optim.AdamW(
         trained.values(), config.learning_rate, config.betas, weight_decay=config.weight_decay
     )
-    generator = torch.Generator().manual_seed(config.seed)
-    where, losses = next(model.parameters()).device, []
-    model.train()
+    was_training = model.training
+    bar = tqdm(range(config.steps), "healing", disable=not progress, file=sys.stderr)
     try:
         for p in wanted:
             p.requires_grad_(False)
+            p.grad = None
         for p in trained.values():
             p.requires_grad_(True)
-        for step in tqdm(range(config.steps), "healing", disable=not progress, file=sys.stderr):
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, config)
-            drawn = torch.randint(len(tokens), (config.batch_size,), generator=generator)
-            batch = tokens[drawn].to(where)
-            logits = model(batch[:, :-1])[0].float()
-            if logits.shape[-1] != model.config.vocab_size:
-                raise InputError(f"{type(model).__name__} does not predict tokens: it has no loss")
-            loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
-            if not bool(torch.isfinite(loss)):
-                raise InputError(
-                    f"the loss is not finite at step {step + 1}: lower learning_rate "
-                    f"({config.learning_rate})"
-                )
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(trained.values(), config.clip)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            losses.append(float(loss.detach()))
+        model.train()
+        with torch.enable_grad():
+            losses = _train(model, tokens, trained, optimizer, config, bar)
     except BaseException:
         with torch.no_grad():
             for name, p in trained.items():
                 p.copy_(before[name])
+        model.train(was_training)
         raise
     finally:
-        for p, value in wanted.items():
-            p.requires_grad_(value)
-            p.grad = None
-        model.eval()
+        for p, (needed, grad) in wanted.items():
+            p.requires_grad_(needed)
+            p.grad = grad
+    model.eval()
     return {"loss": losses, "n_trained": sum(p.numel() for p in trained.values())}
+
+
+def _train(model, tokens, trained, optimizer, config, steps) -> list[float]:
+    """The loss of each step; refuses what is not finite."""
+    generator = torch.Generator().manual_seed(config.seed)
+    where, losses = next(model.parameters()).device, []
+
+    def check(what: str, value: torch.Tensor, step: int) -> None:
+        if not bool(torch.isfinite(value)):
+            raise InputError(
+                f"{what} not finite at step {step + 1}: lower learning_rate "
+                f"({config.learning_rate})"
+            )
+
+    for step in steps:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, config)
+        drawn = torch.randint(len(tokens), (config.batch_size,), generator=generator)
+        batch = tokens[drawn].to(where).long()
+        logits = model(batch[:, :-1])[0].float()
+        if logits.shape[-1] != model.config.vocab_size:
+            raise InputError(f"{type(model).__name__} does not predict tokens: it has no loss")
+        loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        check("the loss is", loss.detach(), step)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(trained.values(), config.clip)
+        check("gradients are", norm, step)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(float(loss.detach()))
+    check("weights are", sum(p.detach().abs().sum() for p in trained.values()), config.steps - 1)
+    return losses
 
 
 def _declared(model, reader, what, layers) -> dict[str, torch.nn.Parameter]:
@@ -116,12 +144,14 @@ def _declared(model, reader, what, layers) -> dict[str, torch.nn.Parameter]:
         modules = [reader.attention_modules()[layer - 1] for layer in layers]
         inside = {id(p) for module in modules for p in module.parameters()}
         return {name: p for name, p in named.items() if id(p) in inside}
-    patterns = [what] if isinstance(what, str) else list(what)
+    patterns = [what] if isinstance(what, str) else what
+    if not isinstance(patterns, Sequence) or not all(isinstance(x, str) for x in patterns):
+        raise InputError(f"what is 'attention', 'all' or names of parameters, not {what!r}")
     found = {n: p for n, p in named.items() if any(fnmatch(n, x) for x in patterns)}
     idle = [x for x in patterns if not any(fnmatch(n, x) for n in named)]
     if idle or not found:
         raise InputError(
-            f"no parameter matches {', '.join(map(repr, idle or patterns))}; there are for example "
-            f"{', '.join(list(named)[:4])}"
+            f"no parameter matches {', '.join(map(repr, idle)) or 'an empty list'}; there are for "
+            f"example {', '.join(list(named)[:4])}"
         )
     return found

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from .attention import SoftmaxAttention, causal_mask
+from .attention import SoftmaxAttention
 from .errors import InputError, check_whole
 from .sd import SDAttention
 
@@ -22,8 +22,12 @@ class LinearState(NamedTuple):
 
 
 def _features(x: torch.Tensor) -> torch.Tensor:
-    """phi(x) = ELU(x) + 1 > 0, in float32 at least: sums over a long text lose bfloat16's bits."""
-    return F.elu(x if x.dtype == torch.float64 else x.float()) + 1
+    """phi(x) = ELU(x) + 1 > 0, in float32 at least: sums over a long text lose bfloat16's bits.
+
+    Below 0 it is exp(x), which stays above 0 where (exp(x) - 1) + 1 is rounded to it.
+    """
+    x = x if x.dtype == torch.float64 else x.float()
+    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
 
 def linear_attention(
@@ -63,13 +67,15 @@ def linear_attention(
     Returns
     -------
     out : torch.Tensor
-        ``(B, H, T, D_v)``, dtype of `q`. Sums are in float32 (float64 for float64).
+        ``(B, H, T, D_v)``, dtype of `q`. Sums are in float32 (float64 for float64), under autocast
+        too. Zero where a query sees no key at all.
     state : LinearState or None
 
     Raises
     ------
     InputError
-        Shapes that do not fit, or a chunk that is not a positive whole number.
+        Shapes or types that do not fit, a factor `own` that is not positive, or a chunk that is
+        not a positive whole number.
 
     References
     ----------
@@ -80,56 +86,84 @@ def linear_attention(
             f"queries and keys are (B, H, T, D) and values (B, H, T, D_v), not {tuple(q.shape)}, "
             f"{tuple(k.shape)} and {tuple(v.shape)}"
         )
-    chunk = min(check_whole("chunk", chunk), max(1, q.shape[2]))
+    if not all(x.is_floating_point() for x in (q, k, v)):
+        raise InputError(
+            f"queries, keys and values are floats, not {q.dtype}, {k.dtype} and {v.dtype}"
+        )
+    if state is not None and not isinstance(state, LinearState):
+        raise InputError(f"a state is what an earlier call returned, not {type(state).__name__}")
     b, h, t, d = q.shape
     fits = {
         "own": own is None or own.shape == (b, h, t),
-        "seen": seen is None or seen.shape == (b, t),
-        "state": state is None or state.memory.shape == (b, h, d, v.shape[-1]),
+        "seen": seen is None or (seen.shape == (b, t) and seen.dtype == torch.bool),
+        "state": state is None
+        or (state.memory.shape == (b, h, d, v.shape[-1]) and state.weight.shape == (b, h, d)),
     }
     if not all(fits.values()):
         wrong = ", ".join(k for k, ok in fits.items() if not ok)
-        raise InputError(f"{wrong}: the shape does not fit queries of the shape {tuple(q.shape)}")
+        raise InputError(
+            f"{wrong}: the shape or type does not fit queries of the shape {tuple(q.shape)}"
+        )
+    if own is not None and not bool((own > 0).all()):
+        raise InputError(f"own is a positive factor; here it is as low as {float(own.min()):g}")
+    return _attend(q, k, v, own, seen, check_whole("chunk", chunk), state, need_state)
+
+
+def _attend(q, k, v, own=None, seen=None, chunk=CHUNK, state=None, need_state=False):
+    """As `linear_attention`, of inputs that fit: looking at `own` would make a GPU wait."""
+    b, h, t, _ = q.shape
+    chunk = min(chunk, max(1, t))
     pad = -t % chunk
-    phi_q, phi_k = _features(q), _features(k)
-    if seen is not None:
-        phi_k = phi_k * seen[:, None, :, None]
-    # A column of ones counts the weights: (B, H, T, D_v + 1). Padding has phi_k = 0.
-    value = F.pad(v.to(phi_q.dtype), (0, 1), value=1.0)
-    phi_q, phi_k, value = (
-        F.pad(x, (0, 0, 0, pad)).unflatten(2, (-1, chunk)) for x in (phi_q, phi_k, value)
-    )  # (B, H, C, chunk, ...)
-    sums = phi_k.mT @ value  # (B, H, C, D, D_v + 1), of each chunk
-    start = sums.new_zeros(b, h, 1, d, value.shape[-1])
-    if state is not None:
-        start = torch.cat([state.memory, state.weight.unsqueeze(-1)], -1).to(sums).unsqueeze(2)
-    total = torch.cat([start, sums], 2).cumsum(2)
-    within = (phi_q @ phi_k.mT).tril() @ value
-    out = within + phi_q @ total[:, :, :-1]
-    if own is not None:
-        factor = F.pad(own.to(phi_q.dtype) - 1, (0, pad)).unflatten(2, (-1, chunk))
-        out = out + ((phi_q * phi_k).sum(-1) * factor).unsqueeze(-1) * value
-    out = out.flatten(2, 3)[:, :, :t]
-    weight = out[..., -1:]
-    if seen is not None:
-        weight = torch.where(weight > 0, weight, 1.0)  # a query of padding may see nothing
-    result = (out[..., :-1] / weight).to(q.dtype)
+    with torch.autocast(q.device.type, enabled=False):
+        phi_q, phi_k = _features(q), _features(k)
+        # A column of ones counts the weights: (B, H, T, D_v + 1). Padding has phi_k = 0.
+        value = F.pad(v.to(phi_q.dtype), (0, 1), value=1.0)
+        if seen is not None:
+            hidden = ~seen[:, None, :, None]
+            phi_k, value = (x.masked_fill(hidden, 0.0) for x in (phi_k, value))
+        phi_q, phi_k, value = (
+            F.pad(x, (0, 0, 0, pad)).unflatten(2, (-1, chunk)) for x in (phi_q, phi_k, value)
+        )  # (B, H, C, chunk, ...)
+        sums = phi_k.mT @ value  # (B, H, C, D, D_v + 1), of each chunk
+        start = sums.new_zeros(b, h, 1, *sums.shape[-2:])
+        if state is not None:
+            start = torch.cat([state.memory, state.weight.unsqueeze(-1)], -1).to(sums).unsqueeze(2)
+        total = torch.cat([start, sums], 2).cumsum(2)
+        within = phi_q @ phi_k.mT
+        if own is None:
+            within = within.tril()
+        else:
+            factor = F.pad(own.to(phi_q.dtype), (0, pad)).unflatten(2, (-1, chunk))
+            within = _own_scaled(within, factor)
+        out = (within @ value + phi_q @ total[:, :, :-1]).flatten(2, 3)[:, :, :t]
+        weight = out[..., -1:]
+        result = (out[..., :-1] / torch.where(weight > 0, weight, 1.0)).to(q.dtype)
     if not need_state:
         return result, None
     last = total[:, :, -1]
     return result, LinearState(last[..., :-1], last[..., -1])
 
 
+def _own_scaled(weights: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """The lower triangle with its diagonal times `own`.
+
+    Not the whole less (1 - own) of the diagonal: where that is nearly all of a row, rounding would
+    be all that is left of it.
+    """
+    return weights.tril(-1) + torch.diag_embed(weights.diagonal(dim1=-2, dim2=-1) * own)
+
+
 def linear_weights(q, k, own: torch.Tensor | None = None, seen=None) -> torch.Tensor:
     """The weights ``(B, H, T, T)`` that :func:`linear_attention` never makes; rows sum to 1.
 
-    `seen`, of queries and keys, is by default the causal mask.
+    `seen`, of queries and keys, is by default the causal mask; without `own` it may be any.
     """
-    seen = causal_mask(q) if seen is None else seen
-    weights = (_features(q) @ _features(k).mT).masked_fill(~seen, 0.0)
-    if own is not None:
-        weights = weights + torch.diag_embed(weights.diagonal(dim1=-2, dim2=-1) * (own - 1))
-    return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+    with torch.autocast(q.device.type, enabled=False):
+        weights = _features(q) @ _features(k).mT
+        if own is not None:
+            weights = _own_scaled(weights, own.to(weights.dtype))
+        weights = weights.tril() if seen is None else weights.masked_fill(~seen, 0.0)
+        return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
 
 
 class LinearAttention(SoftmaxAttention):
@@ -144,11 +178,11 @@ class LinearAttention(SoftmaxAttention):
     is_linear = True
 
     def attend(self, x, q, k, v, dropout, need_weights):
-        out, _ = linear_attention(q, k, v)
+        out, _ = _attend(q, k, v)
         return out, linear_weights(q, k).to(q.dtype) if need_weights else None
 
     def attend_cached(self, x, q, k, v, cache):
-        return linear_attention(q, k, v, state=cache, need_state=True)
+        return _attend(q, k, v, state=cache, need_state=True)
 
 
 class LinearSDAttention(SDAttention):
@@ -166,13 +200,14 @@ class LinearSDAttention(SDAttention):
     is_linear = True
 
     def _inputs(self, x, q, k):
-        return torch.cat([q, -k], -1), torch.cat([k, q], -1), (-self.token_damping(x)).exp()
+        own = (-self.token_damping(x)).exp().clamp(min=1e-30)  # a first query has no other key
+        return torch.cat([q, -k], -1), torch.cat([k, q], -1), own
 
     def attend(self, x, q, k, v, dropout, need_weights):
         query, key, own = self._inputs(x, q, k)
-        out, _ = linear_attention(query, key, v, own=own)
+        out, _ = _attend(query, key, v, own)
         return out, linear_weights(query, key, own).to(q.dtype) if need_weights else None
 
     def attend_cached(self, x, q, k, v, cache):
         query, key, own = self._inputs(x, q, k)
-        return linear_attention(query, key, v, own=own, state=cache, need_state=True)
+        return _attend(query, key, v, own, state=cache, need_state=True)

@@ -147,6 +147,11 @@ def test_what_cannot_be_linearized_is_refused():
     once = linearize(model, [1])
     with pytest.raises(InputError, match="'linear'"):
         linearize(once, [1])
+    with pytest.raises(InputError, match="layer 1 is of the kind 'linear'"):
+        lower_rank(once, 2, [1], reference=tokens_of(t=10))
+    with pytest.raises(InputError, match=r"layers \[1\] have no logits.*then linearize"):
+        lower_rank(once, 2, [2], reference=tokens_of(t=10))
+    assert lower_rank(once, 2, [2], reference=reference_means(model, tokens_of(t=10)))
     with pytest.raises(InputError, match="it has weights, but no logits"):
         list(iter_interactions(once, tokens_of(t=10)))
     with pytest.raises(InputError, match="no logits"), truncate_routing(once, 2, layers=[1]):
@@ -168,6 +173,66 @@ def test_what_cannot_be_linearized_is_refused():
         linearize(twice, [1])
     with pytest.raises(InputError, match="no logits"):
         list(iter_interactions(twice, tokens_of()))
+    with pytest.raises(InputError, match="layers \\[1\\] have no logits"):
+        lower_rank(twice, 2, [2], reference=tokens_of())
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_a_linearized_model_keeps_to_masks_of_every_kind(implementation):
+    """Two texts in one window: each token of the second sees the second alone."""
+    model, tokens = hugging_face("llama"), tokens_of(2, 10)
+    model.set_attn_implementation(implementation)
+    new = linearize(model, [1, 2])
+    both = torch.ones(10, 10).tril().bool()
+    both[6:, :6] = False
+    mask = both.expand(2, 1, 10, 10)
+    if implementation == "eager":
+        mask = torch.zeros(2, 1, 10, 10).masked_fill(~mask, torch.finfo(torch.float32).min)
+    positions = torch.cat([torch.arange(6), torch.arange(4)]).expand(2, -1)
+    found = new(tokens, attention_mask=mask, position_ids=positions)[0]
+    for part in (slice(0, 6), slice(6, 10)):
+        torch.testing.assert_close(found[:, part], new(tokens[:, part])[0], atol=1e-5, rtol=1e-4)
+
+
+def test_a_cache_with_room_to_come_is_not_looked_into():
+    from transformers import StaticCache
+
+    model, tokens = linearize(hugging_face("llama"), [1, 2]), tokens_of(1, 9)
+    whole = model(tokens)[0]
+    cache = StaticCache(config=model.config, max_cache_len=16)
+    # By place: the cache's name is another from one version of transformers to the next.
+    first = model(tokens[:, :5], None, torch.arange(5)[None], cache, use_cache=True)[0]
+    torch.testing.assert_close(first, whole[:, :5], atol=1e-5, rtol=1e-4)
+    for t in range(5, 9):
+        at = torch.tensor([[t]])
+        more = model(tokens[:, t : t + 1], None, at, cache, use_cache=True)
+        torch.testing.assert_close(more[0], whole[:, t : t + 1], atol=1e-5, rtol=1e-4)
+
+
+def test_sinks_and_soft_caps_stay_where_nothing_changes_and_are_refused_where_it_does():
+    import transformers as tr
+
+    shape = {
+        "vocab_size": 11, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 16,
+        "intermediate_size": 24, "num_key_value_heads": 2, "head_dim": 4,
+        "max_position_embeddings": 16, "initializer_range": 0.3,
+    }  # fmt: skip
+    capped = tr.Gemma2Config(**shape, attn_logit_softcapping=0.5, sliding_window=64)
+    sinks = tr.GptOssConfig(**shape, num_local_experts=2, num_experts_per_tok=1, sliding_window=64)
+    tokens = tokens_of(4, 12)
+    for config, words in ((capped, "softcap"), (sinks, "sinks")):
+        torch.manual_seed(0)
+        config.layer_types = ["full_attention", "full_attention"]
+        model = tr.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        with pytest.raises(InputError, match=words):
+            linearize(model, [1])
+        if words == "sinks":
+            for layer in model.model.layers:  # they would be zeros, which do count in a softmax
+                torch.nn.init.normal_(layer.self_attn.sinks, std=2.0)
+            kept = lower_rank(model, 4, [1], reference=tokens)
+            torch.testing.assert_close(kept(tokens)[0], model(tokens)[0], atol=1e-4, rtol=1e-3)
+            with pytest.raises(InputError, match="sinks"), truncate_routing(model, 2):
+                model(tokens)
 
 
 # ------------------------------------------------------------------ rank
@@ -293,5 +358,39 @@ def test_healing_that_fails_leaves_the_weights():
         heal(model, tokens_of(vocab=40))
     with pytest.raises(InputError, match="layers say whose attention"):
         heal(model, tokens_of(), what="all", layers=[1])
-    with pytest.raises(InputError, match="does not predict tokens"):
+    for nothing in (None, 3, [], [1]):
+        with pytest.raises(InputError, match=r"what is .attention.|matches an empty list"):
+            heal(model, tokens_of(), what=nothing)
+    with pytest.raises(InputError, match="config is a TrainConfig"):
+        heal(model, tokens_of(), {"steps": 3})
+    with pytest.raises(InputError, match="not causal"):
         heal(hugging_face("bert"), tokens_of(4, 8))
+    with pytest.raises(InputError, match="float16"):
+        heal(ours().half(), tokens_of())
+
+
+def test_healing_leaves_the_state_of_the_caller():
+    """Gradients, the mode, and whether gradients are needed: after success and after failure."""
+    model = ours().train()
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    wild = TrainConfig(steps=9, batch_size=2, learning_rate=1e30, warmup=0, clip=1e30)
+    with torch.no_grad(), pytest.raises(InputError, match="not finite"):
+        heal(model, tokens_of(), wild)
+    assert model.training
+    assert all(bool((p.grad == 1).all()) for p in model.parameters())
+    with torch.no_grad():
+        heal(model, tokens_of().int(), TrainConfig(steps=2, batch_size=2, warmup=0))
+    assert all(bool((p.grad == 1).all()) for p in model.parameters())
+
+
+def test_healing_never_ends_in_weights_that_are_not_finite():
+    """The last step's weights have no loss that would tell."""
+    model = ours()
+    with torch.no_grad():
+        model.position_embedding.weight[9] = 1e38  # of no token, but it decays: 1 - 100 x 0.5
+    before = weights_of(model)
+    last = TrainConfig(steps=1, batch_size=2, learning_rate=100.0, warmup=0, weight_decay=0.5)
+    with pytest.raises(InputError, match="weights are not finite at step 1"):
+        heal(model, tokens_of(t=9), last, what="all")
+    assert torch.equal(weights_of(model), before)
