@@ -230,19 +230,13 @@ def _with_weights(model: GPT, state: dict, **changes) -> GPT:
 
 def _changed(model, changes: dict, share_weights: bool):
     """A copy of a transformers model with a change by layer: "linear", or a map of queries."""
-    reader = reader_of(model)
-    for name, module in enumerate(reader.attention_modules(), start=1):
-        if name in changes and not getattr(module, "is_causal", False):
-            raise InputError(
-                f"{type(module).__name__} is not causal: no sum over earlier tokens stands for it"
-            )
-        if changes.get(name) == "linear" and _sees_a_window(model, name):
-            raise InputError(
-                f"{type(module).__name__} of layer {name} sees a sliding window only, which no sum "
-                "over all earlier tokens stands for"
-            )
-        if name in changes and hasattr(module, CHANGE):
-            raise InputError(f"the attention of layer {name} is changed already")
+    check_changeable(model, changes)
+    windowed = [k for k, x in changes.items() if isinstance(x, str) and _sees_a_window(model, k)]
+    if windowed:
+        raise InputError(
+            f"layers {windowed} see a sliding window only, which no sum over all earlier tokens "
+            "stands for: leave them out, or take no linear attention"
+        )
     # What is not changed keeps the implementation of the model.
     name = f"{HF_NAME}_{'sdpa' if 'sdpa' in model.config._attn_implementation else 'eager'}"
     _register()
@@ -259,6 +253,21 @@ def _changed(model, changes: dict, share_weights: bool):
         with torch.no_grad():  # one token tells whether the attention is more than a softmax
             new(torch.zeros(1, 1, dtype=torch.long, device=next(new.parameters()).device))
     return new
+
+
+def check_changeable(model, layers) -> None:
+    """Refuse layers that are gated, bidirectional, linear, or changed already."""
+    reader = reader_of(model)
+    shapes, modules = reader.layer_shapes(), reader.attention_modules()
+    for layer in layers:
+        module = modules[layer - 1]
+        if hasattr(module, CHANGE):
+            raise InputError(f"the attention of layer {layer} is changed already")
+        check_kind(layer, shapes[layer - 1])
+        if not getattr(module, "is_causal", isinstance(model, GPT)):
+            raise InputError(
+                f"{type(module).__name__} is not causal: no sum over earlier tokens stands for it"
+            )
 
 
 def _sees_a_window(model, layer: int) -> bool:

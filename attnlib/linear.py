@@ -116,6 +116,7 @@ def _attend(q, k, v, own=None, seen=None, chunk=CHUNK, state=None, need_state=Fa
     pad = -t % chunk
     with torch.autocast(q.device.type, enabled=False):
         phi_q, phi_k = _features(q), _features(k)
+        phi_q, phi_k = (x.to(torch.promote_types(phi_q.dtype, phi_k.dtype)) for x in (phi_q, phi_k))
         # A column of ones counts the weights: (B, H, T, D_v + 1). Padding has phi_k = 0.
         value = F.pad(v.to(phi_q.dtype), (0, 1), value=1.0)
         if seen is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import xarray as xr
 
@@ -24,20 +26,55 @@ def plan_table(plan: xr.Dataset):
     return table[list(columns)]
 
 
+BY_LAYER = (
+    "recommendation", "head_size", "routing_rank", "filtering_rank", "potential_share", "saving",
+    "predicted_cost",
+)  # fmt: skip
+BY_ACTION = ("cost", "cost_se", "cache", "flops", "parameters")
+FULL, LINEAR = "full", "linear"
+
+
+def rank_of(action: str) -> int | None:
+    """The rank of an action such as ``"rank 8"``; None for the others."""
+    return int(action.split()[1]) if action.startswith("rank ") else None
+
+
 def check_plan(plan) -> None:
     """Refuse what :func:`prescribe` did not make, or what is damaged."""
-    wanted = {
-        "recommendation", "head_size", "reference", "routing_rank", "cost", "cost_se",
-        "window_cost", "cache", "flops",
-    }  # fmt: skip
-    whole = isinstance(plan, xr.Dataset) and wanted <= set(plan) and "action" in plan.coords
-    if not whole or "architecture" not in plan.attrs:
+    shapes = dict.fromkeys(BY_LAYER, ("layer",)) | dict.fromkeys(BY_ACTION, ("layer", "action"))
+    shapes |= {
+        "window_cost": ("window", "layer", "action"),
+        "reference": ("reference_window", "token"),
+    }
+    if (
+        not isinstance(plan, xr.Dataset)
+        or not set(shapes) <= set(plan)
+        or any(plan[name].dims != dims for name, dims in shapes.items())
+        or not {"layer", "action"} <= set(plan.coords)
+        or not {"architecture", "context", "loss"} <= set(plan.attrs)
+    ):
         raise InputError("this is no plan: make one with prescribe(model, tokens)")
+    layers, actions = plan["layer"].values, [str(a) for a in plan["action"].values]
+    if list(layers) != list(range(1, len(layers) + 1)):
+        raise InputError(f"the layers of a plan are 1, 2, ..., each once, not {layers.tolist()}")
     if not np.isfinite(plan["routing_rank"]).all():
         raise InputError("the ranks of this plan are not finite: measure the model anew")
-    known = set(plan["action"].values)
-    strange = sorted(set(plan["recommendation"].values) - known)
+    known = re.compile(rf"{FULL}|{LINEAR}|rank [1-9][0-9]*")
+    strange = [a for a in actions if not known.fullmatch(a)]
+    if strange or FULL not in actions[:1] or len(set(actions)) < len(actions):
+        raise InputError(
+            f"the candidates of a plan are '{FULL}' first, '{LINEAR}' and 'rank N', each once, not "
+            f"{', '.join(actions)}"
+        )
+    strange = sorted({str(x) for x in plan["recommendation"].values} - set(actions))
     if strange:
         raise InputError(
-            f"the plan recommends {', '.join(strange)}; known are {', '.join(sorted(known))}"
+            f"the plan recommends {', '.join(strange)}; known are {', '.join(sorted(actions))}"
         )
+    sizes = plan["head_size"].values
+    if sizes.dtype.kind not in "iu" or not (sizes > 0).all():
+        raise InputError(f"head sizes are positive whole numbers, not {sizes.tolist()}")
+    if plan["reference"].dtype.kind not in "iu":
+        raise InputError("the reference of a plan is tokens, whole numbers: measure the model anew")
+    if plan["cost"].isel(action=0).values.any() or not np.isfinite(plan["cache"]).all():
+        raise InputError("the costs or budgets of this plan are damaged: measure the model anew")

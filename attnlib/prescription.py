@@ -7,7 +7,7 @@ import json
 import math
 import numbers
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -15,16 +15,15 @@ import xarray as xr
 
 from .budgets import allocate, attention_budget, width_of
 from .capture import LayerShape, reader_of
-from .conversion import linearize, lower_rank
+from .conversion import check_changeable, check_rank, linearize, lower_rank
 from .errors import InputError, check_whole, check_windows
 from .evaluation import window_losses
 from .fields import iter_fields
 from .gpt import GPT
 from .interactions import interaction_ranks
-from .plans import check_plan
+from .plans import FULL, LINEAR, check_plan, rank_of
 from .surgery import check_layers, reference_means
 
-FULL, LINEAR = "full", "linear"
 SAVINGS = ("cache", "flops")
 
 
@@ -94,8 +93,9 @@ def prescribe(
     Raises
     ------
     InputError
-        Too few or too short windows, candidates that do not fit, ranks that are not finite, a
-        model that is gated, bidirectional or in part linear already.
+        Before anything is measured: too few windows, candidates that do not fit, a model that is
+        gated, bidirectional or changed already, or whose attention no linear one stands for. After
+        the first measurements: ranks or losses that are not finite.
 
     References
     ----------
@@ -104,12 +104,18 @@ def prescribe(
     if save not in SAVINGS:
         raise InputError(f"save is one of {SAVINGS}, not {save!r}")
     for name, value in (("tolerance", tolerance), ("caution", caution), ("factor", factor)):
-        if not isinstance(value, numbers.Real) or not 0 <= value < math.inf:
-            raise InputError(f"{name} is a number from 0 upwards, not {value!r}")
+        if not isinstance(value, numbers.Real) or not 0 <= value <= 1e6:
+            raise InputError(f"{name} is a number from 0 to a million, not {value!r}")
     if factor == 0:
         raise InputError("factor is positive: with 0 nothing would cost anything")
     if isinstance(model, xr.Dataset):
-        if tokens is not None or ranks or layers is not None or context is not None or not linear:
+        if (
+            tokens is not None
+            or ranks is not None
+            or layers is not None
+            or context is not None
+            or not linear
+        ):
             raise InputError(
                 "candidates, layers and context of a plan are measured: another choice from it has "
                 "only tolerance, caution, factor and save"
@@ -150,8 +156,8 @@ def apply(plan: xr.Dataset, model):
             f"{_described(model, shapes)}"
         )
     actions = {int(x): str(a) for x, a in plan["recommendation"].to_series().items()}
-    reference = torch.from_numpy(plan["reference"].values)
-    cut = {layer: int(a.split()[1]) for layer, a in actions.items() if a.startswith("rank ")}
+    reference = torch.from_numpy(plan["reference"].values).long()
+    cut = {layer: rank_of(a) for layer, a in actions.items() if rank_of(a)}
     new = model
     if cut:
         means = reference_means(model, reference.to(next(model.parameters()).device))
@@ -172,29 +178,39 @@ def _measured(model, tokens, ranks, linear, context, layers, progress) -> xr.Dat
 
     reader = reader_of(model)
     check_windows(tokens, reader.context, extra=1, least=6, vocab=model.config.vocab_size)
-    shapes = reader.layer_shapes()
+    tokens, shapes = tokens.long(), reader.layer_shapes()
     layers = check_layers(layers, reader.n_layer)
-    narrowest = min(shape.width for shape in shapes)
-    step = 2 if any(shape.kind == "sd" for shape in shapes) else 1
-    if ranks is None:
-        ranks = sorted({max(step, narrowest // n // step * step) for n in (4, 2)})
-    if isinstance(ranks, numbers.Number) or not all(isinstance(r, numbers.Integral) for r in ranks):
-        raise InputError(f"ranks are a list of whole numbers, not {ranks!r}")
-    actions = [FULL, *(f"rank {rank}" for rank in ranks), *([LINEAR] if linear else [])]
-    if len(set(actions)) < len(actions) or len(actions) == 1:
-        raise InputError(f"candidates are at least one rank or linear attention, not {actions[1:]}")
     if context is not None:
         context = check_whole("context", context)
+    check_changeable(model, range(1, reader.n_layer + 1))  # all of them are read
+    ranks = _candidates(ranks, [shapes[layer - 1] for layer in layers], layers)
+    actions = [FULL, *(f"rank {rank}" for rank in ranks), *([LINEAR] if linear else [])]
+    if len(set(actions)) < len(actions) or len(actions) == 1:
+        raise InputError(
+            "candidates are ranks, each once, or linear attention, at least one of them, not "
+            f"{actions[1:]}"
+        )
+    if linear:
+        linearize(model, layers, share_weights=True)  # refuses what cannot be
     half = len(tokens) // 2
     reference, held_out = tokens[:half, :-1], tokens[half:]
+    base = window_losses(model, held_out)
+    if not bool(torch.isfinite(base).all()):
+        raise InputError("the model's own loss is not finite: there is nothing to compare with")
     found = interaction_ranks(model, reference, progress=progress)
+    mean_rank = found["routing_rank"].sel(rank_by="participation").mean(("head", "snapshot"))
+    flat = [int(x) for x in mean_rank["layer"][~np.isfinite(mean_rank)]]
+    if flat:
+        raise InputError(
+            f"layers {flat} have no routing at all on some of these texts of "
+            f"{reference.shape[1]} token(s), so that it has no rank: take longer windows"
+        )
     means = reference_means(model, reference)
     entropy = np.zeros(reader.n_layer)
     for layer, _, weights in iter_fields(model, reference, heads="all"):
         # (b, H, T, T) to the sum over its texts; 0 log 0 = 0
         entropy[layer - 1] += float(torch.special.entr(weights.double()).sum(-1).mean((1, 2)).sum())
 
-    base = window_losses(model, held_out)
     cost = np.full((len(held_out), reader.n_layer, len(actions)), np.nan)
     cost[:, :, 0] = 0
     options = {"share_weights": True}
@@ -205,7 +221,7 @@ def _measured(model, tokens, ranks, linear, context, layers, progress) -> xr.Dat
                 if action == LINEAR:
                     changed = linearize(model, [layer], **options)
                 else:
-                    rank = int(action.split()[1])
+                    rank = rank_of(action)
                     changed = lower_rank(model, rank, [layer], reference=means, **options)
                 cost[:, layer - 1, at] = window_losses(changed, held_out) - base
                 bar.update()
@@ -216,7 +232,6 @@ def _measured(model, tokens, ranks, linear, context, layers, progress) -> xr.Dat
     if not isinstance(model, GPT):
         # Maps of lower rank come after rotary positions, so that no weight gets smaller.
         budgets = [[b | {"parameters": row[0]["parameters"]} for b in row] for row in budgets]
-    mean_rank = found["routing_rank"].sel(rank_by="participation").mean(("head", "snapshot"))
     both = ("layer", "action")
     data = {
         "routing_rank": mean_rank,
@@ -234,10 +249,9 @@ def _measured(model, tokens, ranks, linear, context, layers, progress) -> xr.Dat
     for name in budgets[0][0]:
         data[name] = (both, np.array([[b[name] for b in row] for row in budgets]))
     largest = max(shape.head_size for shape in shapes)
-    if np.isfinite(mean_rank).all():
-        multiple = 2 if largest % 2 == 0 else 1
-        sizes = allocate(mean_rank, largest=largest, smallest=multiple, multiple=multiple)
-        data["head_size"] = ("layer", np.array(sizes))
+    multiple = 2 if largest % 2 == 0 else 1
+    sizes = allocate(mean_rank, largest=largest, smallest=multiple, multiple=multiple)
+    data["head_size"] = ("layer", np.array(sizes))
     coords = {"layer": np.arange(1, reader.n_layer + 1), "action": actions}
     attributes = {
         "architecture": _described(model, shapes),
@@ -246,19 +260,31 @@ def _measured(model, tokens, ranks, linear, context, layers, progress) -> xr.Dat
     }
     if isinstance(model, GPT):
         attributes["config"] = json.dumps(model.config.to_dict())
-    measured = xr.Dataset(data, coords, attributes).drop_vars("rank_by", errors="ignore")
-    if "head_size" not in measured:
-        raise InputError(
-            "a layer has no routing at all, so its rank is not a number: no plan can be made"
-        )
-    return measured
+    return xr.Dataset(data, coords, attributes).drop_vars("rank_by", errors="ignore")
+
+
+def _candidates(ranks, shapes, layers) -> list[int]:
+    """Ranks to try; by default a quarter and a half of what the narrowest layer can have."""
+    if ranks is None:
+        step = 2 if any(shape.kind == "sd" for shape in shapes) else 1
+        width = min(shape.width for shape in shapes)
+        return sorted({max(step, width // n // step * step) for n in (4, 2)})
+    is_list = isinstance(ranks, Iterable) and not isinstance(ranks, (str, bytes, dict))
+    ranks = list(ranks) if is_list else [ranks]
+    whole = all(isinstance(r, numbers.Integral) and not isinstance(r, bool) for r in ranks)
+    if not is_list or not whole:
+        raise InputError(f"ranks are a list of whole numbers, not {ranks!r}")
+    ranks = [int(r) for r in ranks]
+    for layer, shape in zip(layers, shapes, strict=True):
+        for rank in ranks:
+            check_rank(layer, shape, rank)
+    return ranks
 
 
 def _budget_of(action: str, shape: LayerShape, d_model: int, context: int) -> dict[str, float]:
     if action == LINEAR:
         shape = shape._replace(kind="linear-sd" if shape.kind == "sd" else "linear")
-    rank = int(action.split()[1]) if action.startswith("rank") else None
-    return attention_budget(shape, d_model, context, rank)
+    return attention_budget(shape, d_model, context, rank_of(action))
 
 
 def _described(model, shapes) -> str:
@@ -283,7 +309,7 @@ def _chosen(measured, tolerance: float, caution: float, factor: float, save: str
     rows = np.arange(len(cost))
     by_window = factor * measured["window_cost"].values[:, rows, picked].sum(1)
     # Tolerances at which to look for the frontier: none, then up to all of the candidates' costs.
-    most = np.nanmax(np.clip(feared, 0, None), 1).sum()
+    most = np.where(np.isfinite(feared), feared, 0).max(1).clip(min=0).sum()
     points = [0.0, *np.geomspace(max(most, 1e-9) / 1e4, max(most, 1e-9), 24)]
     frontier = [_most_saved(feared, budget[:, :1] - budget, x) for x in points]
     plan = measured.assign(
@@ -312,12 +338,13 @@ def _most_saved(cost: np.ndarray, saved: np.ndarray, tolerance: float) -> np.nda
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     n, m = cost.shape
-    there = np.isfinite(cost)
-    price = np.clip(np.where(there, cost, 0.0), 0, None)
+    there = cost <= tolerance  # nan, of what was not tried, is not; alone too dear cannot be taken
+    # In tolerances, so that the solver's own tolerance is a part of ours, however small that is.
+    price = np.clip(np.where(there, cost, 0.0), 0, None) / (tolerance or 1.0)
     if not (saved * there > 0).any():
         return np.zeros(n, int)
     one_each = LinearConstraint(np.kron(np.eye(n), np.ones(m)), 1, 1)
-    within = LinearConstraint(price.ravel()[None], -np.inf, tolerance)
+    within = LinearConstraint(price.ravel()[None], -np.inf, float(tolerance > 0))
     options = {"integrality": np.ones(n * m), "bounds": Bounds(0, there.ravel())}
     exact = {"options": {"mip_rel_gap": 0.0}}
     goal = saved.ravel() / np.abs(saved).max()

@@ -8,7 +8,15 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnlib import GPT, GPTConfig, InputError, LinearAttention, linear_attention
+from attnlib import (
+    GPT,
+    GPTConfig,
+    InputError,
+    LinearAttention,
+    LinearSDAttention,
+    linear_attention,
+)
+from attnlib.linear import _features, linear_weights
 
 SEEDS = st.integers(0, 2**31)
 
@@ -110,6 +118,65 @@ def test_a_factor_on_the_own_key_equals_the_masked_form(seed, t, chunk):
     torch.testing.assert_close(linear_attention(q, k, v, own=own, chunk=chunk)[0], expected)
 
 
+@pytest.mark.parametrize("damping", [5.0, 10.0, 20.0, 60.0])
+def test_a_strongly_damped_own_key_keeps_its_precision(damping):
+    """In float32, against float64: also of the first query, which sees no other key."""
+    q, k, v = draw(t=9)
+    own = torch.full((2, 3, 9), -damping, dtype=torch.float64).exp()
+    expected, _ = linear_attention(q, k, v, own=own)
+    torch.testing.assert_close(expected[:, :, 0], v[:, :, 0])
+    found, _ = linear_attention(q.float(), k.float(), v.float(), own=own.float(), chunk=4)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-4)
+    weights = linear_weights(q.float(), k.float(), own.float())
+    torch.testing.assert_close((weights @ v.float()).double(), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_the_module_of_strong_damping_is_finite():
+    torch.manual_seed(0)
+    module = LinearSDAttention(12, 3)
+    torch.nn.init.constant_(module.damping.bias, 500.0)
+    out, weights = module(torch.randn(2, 7, 12), need_weights=True)
+    assert torch.isfinite(out).all()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 7))
+
+
+def test_features_far_below_zero_stay_positive():
+    q, k, v = draw()
+    q, k = (x.float() - 30 for x in (q, k))
+    found, _ = linear_attention(q, k, v.float())
+    exact, _ = linear_attention(q.double(), k.double(), v)
+    torch.testing.assert_close(found.double(), exact, atol=1e-4, rtol=1e-3)
+    x = torch.linspace(-20, 20, 401, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(_features(x), F.elu(x) + 1)
+    assert torch.autograd.gradcheck(
+        _features, torch.tensor([-3.0, -0.1, 0.2, 4.0]).double().requires_grad_()
+    )
+
+
+def test_sums_are_float32_under_autocast():
+    q, k, v = draw(t=2048, dtype=torch.float32)
+    exact, last = linear_attention(q, k, v, need_state=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, state = linear_attention(q, k, v, need_state=True)
+        weights = linear_weights(q[:, :, :64], k[:, :, :64])
+    assert state.memory.dtype == state.weight.dtype == weights.dtype == torch.float32
+    assert torch.equal(found, exact)
+    assert torch.equal(state.weight, last.weight)
+
+
+def test_hidden_keys_may_hold_anything():
+    q, k, v = draw()
+    seen = torch.ones(2, 13, dtype=torch.bool)
+    seen[:, 9:] = False
+    expected, _ = linear_attention(q[:, :, :9], k[:, :, :9], v[:, :, :9])
+    k[:, :, 9:], v[:, :, 9:] = float("nan"), float("inf")
+    found, _ = linear_attention(q, k, v, seen=seen)
+    torch.testing.assert_close(found[:, :, :9], expected)
+    assert torch.isfinite(found).all()
+    nothing, _ = linear_attention(q, k, v, seen=torch.zeros_like(seen))
+    assert not bool(nothing.any())
+
+
 KINDS = ["softmax", "sd", "linear", "linear-sd"]
 
 
@@ -166,3 +233,17 @@ def test_shapes_that_do_not_fit_are_named():
     state = linear_attention(*draw(size=5), need_state=True)[1]
     with pytest.raises(InputError, match="state: the shape"):
         linear_attention(q, k, v, state=state)
+    state = linear_attention(q, k, v, need_state=True)[1]
+    with pytest.raises(InputError, match="state: the shape"):
+        linear_attention(q, k, v, state=state._replace(weight=state.weight[..., :2]))
+    with pytest.raises(InputError, match="a state is what an earlier call returned"):
+        linear_attention(q, k, v, state=(state.memory, state.weight))
+    with pytest.raises(InputError, match="seen: the shape or type"):
+        linear_attention(q, k, v, seen=torch.ones(2, 13))
+    with pytest.raises(InputError, match="are floats"):
+        linear_attention(q.long(), k, v)
+    for low in (0.0, -1.0, float("nan")):
+        with pytest.raises(InputError, match="own is a positive factor"):
+            linear_attention(q, k, v, own=torch.full((2, 3, 13), low))
+    mixed, _ = linear_attention(q, k.float(), v)
+    torch.testing.assert_close(mixed, linear_attention(q, k, v)[0], atol=1e-5, rtol=1e-5)

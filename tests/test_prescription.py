@@ -31,6 +31,7 @@ from attnlib import (
 from attnlib.__main__ import main
 from attnlib.budgets import attention_budget
 from attnlib.capture import LayerShape
+from attnlib.plans import plan_table
 from attnlib.prescription import _most_saved
 
 RANKS = st.lists(st.floats(0.5, 60), min_size=1, max_size=12)
@@ -231,22 +232,104 @@ def test_a_plan_for_another_model_or_a_damaged_one_is_refused():
         ({"save": "money"}, "save is one of"),
         ({"caution": -1.0}, "caution is a number"),
         ({"caution": "x"}, "caution is a number"),
+        ({"factor": 1e7}, "factor is a number from 0 to a million"),
         ({"ranks": 4}, "ranks are a list"),
         ({"ranks": [2.5]}, "ranks are a list"),
         ({"context": 0}, "context is a whole number"),
         ({"layers": 9}, "layers are among 1 to 3"),
         ({"factor": 0.0}, "factor is positive"),
         ({"ranks": [7]}, "cut to a rank from 1 to 6"),
-        ({"ranks": [], "linear": False}, "at least one rank or linear"),
-        ({"ranks": [2, 2]}, "at least one rank or linear"),
+        ({"ranks": [], "linear": False}, "ranks, each once, or linear attention"),
+        ({"ranks": [2, 2]}, "ranks, each once, or linear attention"),
+        ({"ranks": (r for r in (2, 2))}, "ranks, each once, or linear attention"),
+        ({"ranks": [True]}, "ranks are a list"),
+        ({"ranks": "24"}, "ranks are a list"),
+        ({"ranks": [2, 3], "model": ours("sd")}, "layer 1 .* which is even"),
         ({"layers": [4]}, "layers are among 1 to 3"),
-        ({"model": ours("ega-1")}, "gates|gated|can be made linear"),
+        ({"model": ours("ega-1")}, "layer 1 is of the kind 'ega-1'"),
+        ({"model": ours(("softmax", "softmax", "ega-1")), "layers": [1]}, "layer 3 is of the kind"),
+        ({"model": linearize(ours(), [3])}, "layer 3 is of the kind 'linear'"),
+        ({"model": hugging_face("mistral")}, "sliding window only"),
+        ({"model": linearize(hugging_face("llama"), [2])}, "layer 2 is changed already"),
+        ({"model": hugging_face("bert")}, "not causal"),
     ],
 )
-def test_what_cannot_be_prescribed_is_refused(changes, words):
+def test_what_cannot_be_prescribed_is_refused_before_it_is_measured(changes, words, monkeypatch):
+    def measure(*arguments, **options):
+        raise AssertionError("measured")
+
+    for name in ("window_losses", "interaction_ranks"):
+        monkeypatch.setattr(f"attnlib.prescription.{name}", measure)
     asked = {"model": ours(), "tokens": tokens_of(8, 10)} | changes
     with pytest.raises(InputError, match=words):
         prescribe(**asked)
+
+
+def test_texts_and_models_that_give_no_number_are_refused():
+    with pytest.raises(InputError, match=r"no routing at all .* take longer windows"):
+        prescribe(ours(), tokens_of(8, 2))
+    broken = ours()
+    broken.norm.weight.data[:] = float("nan")
+    with pytest.raises(InputError, match="own loss is not finite"):
+        prescribe(broken, tokens_of(8, 10))
+
+
+def test_ranks_of_any_list_and_tokens_of_32_bits():
+    plans = [
+        prescribe(ours(), tokens, ranks=ranks, linear=False)
+        for tokens, ranks in (
+            (tokens_of(8, 10), [2, 3]),
+            (tokens_of(8, 10).int(), np.array([2, 3])),
+            (tokens_of(8, 10), (r for r in (2, 3))),
+        )
+    ]
+    assert all(plan.equals(plans[0]) for plan in plans)
+    with pytest.raises(InputError, match="another choice from it has only"):
+        prescribe(plans[0], ranks=np.array([2, 3]))
+    # A model that sees a window of the text can be cut, if not made linear.
+    prescribe(hugging_face("mistral"), tokens_of(8, 10), linear=False)
+
+
+def test_extreme_factors_and_tolerances_are_kept():
+    plan = prescribe(ours(), tokens_of(8, 10), tolerance=0.02)
+    for more in ({"factor": 1e6}, {"caution": 1e6}, {"factor": 1e-300}, {"tolerance": 1e6}):
+        again = prescribe(plan, **{"tolerance": 0.02} | more)
+        assert np.isfinite(again.attrs["saving"])
+    tiny = plan.copy(deep=True)
+    tiny["cost"].values[:, 1:] = 1e-9
+    tiny["cost_se"].values[:] = 0
+    for tolerance, n in ((5e-10, 0), (1.5e-9, 1), (2.5e-9, 2), (1e-8, 3)):
+        changed = prescribe(tiny, tolerance=tolerance)["recommendation"] != "full"
+        assert int(changed.sum()) == n
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda p: p.assign(head_size=("layer", [2, 0, 2])), "head sizes are positive"),
+        (lambda p: p.assign(head_size=("layer", [2.0, 2.0, 2.0])), "head sizes are positive"),
+        (lambda p: p.assign(reference=p["reference"] * 1.5), "reference of a plan is tokens"),
+        (lambda p: p.assign(reference=p["reference"][0]), "this is no plan"),
+        (lambda p: p.drop_vars("potential_share"), "this is no plan"),
+        (lambda p: p.assign_coords(layer=[1, 2, 4]), "layers of a plan are 1, 2"),
+        (lambda p: p.assign_coords(action=["full", "half", "linear"]), "'rank N', each once"),
+        (lambda p: p.assign_coords(action=["rank 1", "rank 3", "linear"]), "'full' first"),
+        (lambda p: p.isel(action=[1, 2]), "'full' first"),
+        (lambda p: p.assign(recommendation=("layer", [1, 2, 3])), "recommends 1, 2, 3"),
+        (lambda p: p.assign(cost=p["cost"] + 1), "costs or budgets"),
+        (lambda p: p.assign(cache=p["cache"] * np.nan), "costs or budgets"),
+    ],
+)
+def test_a_plan_edited_by_hand_is_refused(damage, words):
+    plan = prescribe(ours(), tokens_of(8, 10), ranks=[2])
+    for use in (
+        lambda p: apply(p, ours()),
+        plan_table,
+        GPTConfig.from_plan,
+        prescribe,
+    ):
+        with pytest.raises(InputError, match=words):
+            use(damage(plan))
 
 
 def test_the_command_prescribes_checks_and_writes(tmp_path, capsys):
