@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -36,7 +37,10 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--length", type=int, default=96, help="tokens in a window")
     plan.add_argument("--tolerance", type=float, default=0.05, help="rise of the loss, nats")
     plan.add_argument("--factor", type=float, default=1.0, help="costs count this many times")
+    plan.add_argument("--caution", type=float, default=1.0, help="standard errors added to costs")
     plan.add_argument("--rank", type=int, nargs="+", help="candidate ranks of the logits")
+    plan.add_argument("--no-linear", action="store_true", help="linear attention is no candidate")
+    plan.add_argument("--layers", type=int, nargs="+", help="where to try candidates, from 1")
     plan.add_argument("--save", default="cache", choices=["cache", "flops"], help="what to save")
     plan.add_argument("--context", type=int, help="tokens at which savings are counted")
     plan.add_argument("--seed", type=int, default=0, help="of the windows")
@@ -112,7 +116,10 @@ def _prescribe(arguments) -> None:
         tokens[:n],
         tolerance=arguments.tolerance,
         factor=arguments.factor,
+        caution=arguments.caution,
         ranks=arguments.rank,
+        linear=not arguments.no_linear,
+        layers=arguments.layers,
         save=arguments.save,
         context=arguments.context,
         progress=not arguments.no_progress,
@@ -167,7 +174,12 @@ def main(argv: list[str] | None = None) -> int:
         elif arguments.command == "corpus":
             _corpus(arguments)
         elif arguments.command == "prescribe":
-            _prescribe(arguments)
+            # A kill unwinds, so that no half-written file stays behind.
+            before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+            try:
+                _prescribe(arguments)
+            finally:
+                signal.signal(signal.SIGTERM, before)
         elif arguments.command == "make":
             from .graph import make
 
@@ -183,7 +195,8 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        print("interrupted; run the same command again to continue", file=sys.stderr)
+        again = "to continue" if arguments.command in ("run", "make") else "from its start"
+        print(f"interrupted; run the same command again {again}", file=sys.stderr)
         return 130
     return 0
 

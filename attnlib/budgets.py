@@ -49,7 +49,7 @@ def allocate(
     Jamil & Kapadia 2026 (B13), who go from 8 to 64; the proportion is our reading.
     """
     try:
-        ranks = np.asarray(ranks, float)
+        ranks = np.asarray(ranks.detach().cpu() if hasattr(ranks, "detach") else ranks, float)
     except (TypeError, ValueError) as error:
         raise InputError(f"ranks are numbers, one a layer, not {ranks!r}") from error
     if ranks.ndim != 1 or not len(ranks):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -37,19 +39,28 @@ def position_losses(
         model that does not give the logits of a next token.
     """
     _check_scored(model, tokens)
-    device = next(model.parameters()).device
-    was_training, losses = model.training, []
-    model.eval()
-    with torch.no_grad(), autocast(device, precision):
+    losses = []
+    with _evaluated(model, precision) as device:
         for block in tokens.split(batch_size):
-            block = block.to(device)
+            block = block.to(device).long()
             logits = model(block[:, :-1])[0].float()  # (B, T, vocab)
             if logits.shape[-1] != model.config.vocab_size:
                 raise InputError(f"{type(model).__name__} does not predict tokens: it has no loss")
             nats = F.cross_entropy(logits.transpose(1, 2), block[:, 1:], reduction="none")
             losses.append(nats.cpu())
-    model.train(was_training)
     return torch.cat(losses).double()
+
+
+@contextmanager
+def _evaluated(model, precision: str) -> Iterator[torch.device]:
+    """The device of a model that is in evaluation mode for as long as this lasts."""
+    device, was_training = next(model.parameters()).device, model.training
+    model.eval()
+    try:
+        with torch.no_grad(), autocast(device, precision):
+            yield device
+    finally:
+        model.train(was_training)
 
 
 def _check_scored(model, tokens) -> None:
@@ -93,18 +104,15 @@ def prefix_losses(
     lengths = [check_whole("a prefix length", length) for length in lengths]
     if not lengths or max(lengths) >= tokens.shape[1]:
         raise InputError(f"prefix lengths lie between 1 and {tokens.shape[1] - 1}")
-    device = next(model.parameters()).device
-    was_training, columns = model.training, []
-    model.eval()
-    with torch.no_grad(), autocast(device, precision):
+    columns = []
+    with _evaluated(model, precision) as device:
         for length in lengths:
             parts = []
             for block in tokens.split(batch_size):
-                block = block.to(device)
+                block = block.to(device).long()
                 logits = model(block[:, :length])[0][:, -1].float()  # (B, vocab)
                 parts.append(F.cross_entropy(logits, block[:, length], reduction="none").cpu())
             columns.append(torch.cat(parts))
-    model.train(was_training)
     return torch.stack(columns, 1).double()
 
 
@@ -153,7 +161,7 @@ def look_ahead(model, tokens: torch.Tensor) -> float:
     """
     check_windows(tokens, model.config.context, least=1, vocab=model.config.vocab_size)
     device = next(model.parameters()).device
-    tokens = tokens.to(device)
+    tokens = tokens.to(device).long()
     changed = tokens.clone()
     changed[:, -1] = (changed[:, -1] + 1) % model.config.vocab_size
     with torch.no_grad():

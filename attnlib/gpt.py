@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from .attention import NORMALIZE_OVER, EnergyGatedAttention, SoftmaxAttention
 from .errors import InputError, check_whole
-from .linear import LinearAttention, LinearSDAttention
+from .linear import LinearAttention, LinearSDAttention, LinearState
 from .sd import SDAttention
 
 PLAIN_KINDS = {
@@ -136,28 +136,12 @@ class GPTConfig:
         Raises
         ------
         InputError
-            No plan, a plan of another number of layers than `base`, or one for a transformers
-            model without a `base`.
+            No plan, a plan of another number of layers than `base`, one that makes gated layers of
+            `base` linear, or one for a transformers model without a `base`.
         """
-        from .plans import check_plan
+        from .plans import planned_config
 
-        check_plan(plan)
-        if base is None and "config" not in plan.attrs:
-            raise InputError(
-                f"the plan is for {plan.attrs.get('architecture')}, which is not a GPT: give as "
-                "`base` a GPTConfig with as many layers"
-            )
-        base = base or cls.from_dict(json.loads(plan.attrs["config"]))
-        actions = plan["recommendation"].values
-        if base.n_layer != len(actions):
-            raise InputError(f"the plan has {len(actions)} layers, the model {base.n_layer}")
-        linear = {"softmax": "linear", "sd": "linear-sd"}
-        kinds = tuple(
-            linear.get(kind, kind) if action == "linear" else kind
-            for kind, action in zip(base.per_layer("attention"), actions, strict=True)
-        )
-        sizes = tuple(int(x) for x in plan["head_size"].values)
-        return replace(base, attention=kinds, head_size=sizes)
+        return planned_config(plan, base)
 
     def to_dict(self) -> dict:
         """Plain values, for JSON."""
@@ -304,10 +288,15 @@ class GPT(nn.Module):
         Raises
         ------
         InputError
-            More tokens than the context, or energy-gated attention, whose gates look ahead.
+            More tokens than the context, caches that are not of each layer and of `start` tokens,
+            or energy-gated attention, whose gates look ahead.
         """
-        if not tokens.shape[1]:
-            raise InputError("there is no token to go on from: give at least one")
+        if tokens.dim() != 2 or not tokens.shape[1]:
+            raise InputError(
+                f"tokens are (B, T), with at least one to go on from, not {tuple(tokens.shape)}"
+            )
+        start = check_whole("start", start, 0)
+        self._check_caches(caches, start)
         stop = start + tokens.shape[1]
         if stop > self.config.context:
             raise InputError(f"{stop} tokens are more than the context of {self.config.context}")
@@ -320,6 +309,20 @@ class GPT(nn.Module):
             x, cache = block.decode(x, cache)
             new.append(cache)
         return F.linear(self.norm(x[:, -1]), self.token_embedding.weight), new
+
+    def _check_caches(self, caches, start: int) -> None:
+        if (caches is None) != (start == 0):
+            raise InputError(
+                f"{start} token(s) came before, but there are caches of others or none"
+            )
+        if caches is not None and len(caches) != len(self.blocks):
+            raise InputError(f"{len(caches)} caches for {len(self.blocks)} layers")
+        for block, cache in zip(self.blocks, caches or (), strict=False):
+            linear = isinstance(cache, LinearState)
+            if linear != getattr(block.attention, "is_linear", False):
+                raise InputError("the caches are of a model of another kind of attention")
+            if not linear and cache[0].shape[2] != start:
+                raise InputError(f"the caches are of {cache[0].shape[2]} tokens, not of {start}")
 
     @torch.no_grad()
     def generate(
@@ -336,9 +339,25 @@ class GPT(nn.Module):
         Within the context each new token is one step with caches (:meth:`decode`). Beyond it the
         window slides, every position changes, and the whole window is computed anew.
         """
+        if tokens.dim() != 1 or tokens.dtype != torch.int64 or not len(tokens):
+            raise InputError(
+                "tokens to go on from are whole numbers (int64) of shape (T,), at least one, not "
+                f"{tokens.dtype} of shape {tuple(tokens.shape)}"
+            )
+        if not isinstance(temperature, (int, float)) or not 0 < temperature < math.inf:
+            raise InputError(f"temperature is a positive number, not {temperature!r}")
+        if top_k is not None:
+            top_k = min(check_whole("top_k", top_k), self.config.vocab_size)
+        n_new = check_whole("n_new", n_new, 0)
         generator = torch.Generator(device=tokens.device).manual_seed(check_whole("seed", seed, 0))
         was_training = self.training
         self.eval()
+        try:
+            return self._generate(tokens, n_new, temperature, top_k, generator)
+        finally:
+            self.train(was_training)
+
+    def _generate(self, tokens, n_new, temperature, top_k, generator):
         cached = all(block.attention.attend_cached is not None for block in self.blocks)
         caches, done = None, 0
         for _ in range(n_new):
@@ -352,5 +371,4 @@ class GPT(nn.Module):
                 logits[logits < logits.topk(top_k).values[-1]] = float("-inf")
             new = torch.multinomial(logits.softmax(-1), 1, generator=generator)
             tokens = torch.cat([tokens, new])
-        self.train(was_training)
         return tokens

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import xarray as xr
@@ -78,3 +80,33 @@ def check_plan(plan) -> None:
         raise InputError("the reference of a plan is tokens, whole numbers: measure the model anew")
     if plan["cost"].isel(action=0).values.any() or not np.isfinite(plan["cache"]).all():
         raise InputError("the costs or budgets of this plan are damaged: measure the model anew")
+
+
+def planned_config(plan, base=None):
+    """As :meth:`attnlib.GPTConfig.from_plan`."""
+    from .conversion import LINEAR_KIND
+    from .gpt import GPTConfig
+
+    check_plan(plan)
+    if base is not None and not isinstance(base, GPTConfig):
+        raise InputError(f"base is a GPTConfig, not {type(base).__name__}")
+    if base is None and "config" not in plan.attrs:
+        raise InputError(
+            f"the plan is for {plan.attrs['architecture']}, which is not a GPT: give as `base` a "
+            "GPTConfig with as many layers"
+        )
+    base = base or GPTConfig.from_dict(json.loads(plan.attrs["config"]))
+    actions = plan["recommendation"].values
+    if base.n_layer != len(actions):
+        raise InputError(f"the plan has {len(actions)} layers, the model {base.n_layer}")
+    kinds = list(base.per_layer("attention"))
+    for layer, (action, kind) in enumerate(zip(actions, kinds, strict=True)):
+        if action == LINEAR and kind not in LINEAR_KIND.values():
+            if kind not in LINEAR_KIND:
+                raise InputError(
+                    f"layer {layer + 1} of `base` is of the kind {kind!r}, which cannot be made "
+                    "linear as the plan says"
+                )
+            kinds[layer] = LINEAR_KIND[kind]
+    sizes = tuple(int(x) for x in plan["head_size"].values)
+    return replace(base, attention=tuple(kinds), head_size=sizes)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import subprocess
+import tempfile
 from importlib import metadata
 from pathlib import Path
 
@@ -110,10 +111,12 @@ def check_writable(path) -> Path:
     path = Path(path)
     if path.suffix != ".nc":
         raise InputError(f"a results file ends in .nc, not {path.name!r}")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: a results file needs another name")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not os.access(path.parent, os.W_OK):
-            raise PermissionError("no permission to write")
+        with tempfile.TemporaryFile(dir=path.parent):  # also tells of a full or read-only disk
+            pass
     except OSError as error:
         raise InputError(f"cannot write to {path.parent}: {error}") from error
     return path

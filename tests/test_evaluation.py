@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from attnlib import (
+    GPT,
+    GPTConfig,
     InputError,
     evaluate,
     look_ahead,
@@ -114,3 +116,18 @@ def test_losses_of_transformers_models(hugging_face):
         window_losses(model, tokens.repeat(1, 2))
     with pytest.raises(InputError, match="does not predict tokens"):
         window_losses(hugging_face("bert"), tokens)
+
+
+def test_losses_put_the_mode_back_and_take_tokens_of_32_bits():
+    model = GPT(GPTConfig(1, 2, 8, 6, 5)).train()
+    tokens = torch.randint(5, (4, 7), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(position_losses(model, tokens.int()), position_losses(model, tokens))
+    expected = position_losses(model, tokens)[:, 1:2]
+    torch.testing.assert_close(prefix_losses(model, tokens.int(), [2]), expected)
+    assert model.training
+    broken = GPT(GPTConfig(1, 2, 8, 6, 5)).train()
+    broken.norm = None
+    for measure in (position_losses, lambda m, t: prefix_losses(m, t, [2])):
+        with pytest.raises(TypeError):
+            measure(broken, tokens)
+        assert broken.training

@@ -140,3 +140,32 @@ def test_a_size_is_layers_width_and_heads():
             GPTConfig().sized(bad)
     with pytest.raises(InputError, match="not a multiple"):
         GPTConfig().sized("3x50x4")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "n_new", "options", "words"),
+    [
+        (torch.zeros(2, dtype=torch.long), -1, {}, "n_new is a whole number"),
+        (torch.zeros(2, dtype=torch.long), 2.5, {}, "n_new is a whole number"),
+        (torch.zeros(2, dtype=torch.long), 2, {"temperature": 0}, "temperature is a positive"),
+        (torch.zeros(2, dtype=torch.long), 2, {"temperature": float("nan")}, "temperature is"),
+        (torch.zeros(2, dtype=torch.long), 2, {"top_k": 0}, "top_k is a whole number"),
+        (torch.zeros(1, 2, dtype=torch.long), 2, {}, r"of shape \(T,\)"),
+        (torch.zeros(2), 2, {}, "int64"),
+        (torch.zeros(0, dtype=torch.long), 2, {}, "at least one"),
+    ],
+)
+def test_generation_refuses_what_it_cannot_do(tokens, n_new, options, words):
+    model = GPT(GPTConfig(1, 2, 8, 6, 5))
+    with pytest.raises(InputError, match=words):
+        model.generate(tokens, n_new, **options)
+    assert model.training
+
+
+def test_generation_that_fails_puts_the_mode_back():
+    model = GPT(GPTConfig(1, 2, 8, 6, 5))
+    with pytest.raises(IndexError):
+        model.generate(torch.full((2,), 7), 2)
+    assert model.training
+    assert len(model.generate(torch.zeros(2, dtype=torch.long), 0)) == 2
+    assert len(model.generate(torch.zeros(2, dtype=torch.long), 3, top_k=99)) == 5

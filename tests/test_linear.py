@@ -198,6 +198,17 @@ def test_decoding_with_caches_gives_the_logits_of_the_whole_window(kind, sizes):
         assert caches[0][0].shape[2] == 9
     with pytest.raises(InputError, match="more than the context"):
         model.decode(tokens[:, :1], caches, 9)
+    _, caches = model.decode(tokens[:, :4])
+    for wrong, at in ((None, 4), (caches, 0), (caches[:1], 4), (caches, -1)):
+        with pytest.raises(InputError, match=r"came before|caches for 2 layers|start is a whole"):
+            model.decode(tokens[:, 4:5], wrong, at)
+    other = GPT(GPTConfig(2, 2, 8, 9, 11, "softmax" if "linear" in kind else "linear"))
+    _, foreign = other.decode(tokens[:, :4])
+    with pytest.raises(InputError, match="another kind of attention"):
+        model.decode(tokens[:, 4:5], foreign, 4)
+    if not kind.startswith("linear"):
+        with pytest.raises(InputError, match="caches are of 4 tokens, not of 3"):
+            model.decode(tokens[:, 4:5], caches, 3)
 
 
 @pytest.mark.parametrize("kind", ["linear", "linear-sd"])

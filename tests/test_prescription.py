@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -54,6 +56,11 @@ def test_a_share_is_used_as_far_as_rounding_allows():
     assert allocate([3, 3, 3], largest=16, share=0.5) == (8, 8, 8)
     assert allocate([1, 8], largest=16, share=1.0) == (16, 16)
     assert allocate([2.0, 4.0, 16.0], largest=64, smallest=8, multiple=8) == (8, 16, 64)
+
+
+def test_ranks_may_be_a_tensor_with_a_gradient():
+    ranks = torch.tensor([1.0, 2.0], requires_grad=True)
+    assert allocate(ranks, largest=16) == (8, 16)
 
 
 def test_what_cannot_be_allocated_is_refused():
@@ -187,6 +194,11 @@ def test_a_plan_builds_the_model_to_train():
     GPT(config)
     with pytest.raises(InputError, match="3 layers, the model 2"):
         GPTConfig.from_plan(plan, GPTConfig(n_layer=2))
+    with pytest.raises(InputError, match="base is a GPTConfig, not dict"):
+        GPTConfig.from_plan(plan, {"n_layer": 3})
+    straight = plan.assign(recommendation=("layer", ["linear", "full", "full"]))
+    with pytest.raises(InputError, match="layer 1 of `base` is of the kind 'ega-1'"):
+        GPTConfig.from_plan(straight, ours("ega-1").config)
     foreign = prescribe(hugging_face("gpt2", 2), tokens, tolerance=0.1, ranks=[2])
     with pytest.raises(InputError, match="not a GPT: give as `base`"):
         GPTConfig.from_plan(foreign)
@@ -350,7 +362,9 @@ def test_the_command_prescribes_checks_and_writes(tmp_path, capsys):
     apply(plan, load_checkpoint(folder)[0])
     for wrong, words in (
         ([*asked, "--out", str(tmp_path / "plan.csv")], "ends in .nc"),
+        ([*asked, "--out", str(tmp_path)], "ends in .nc"),
         ([*asked, "--windows", "2"], "at least 6"),
+        ([*asked, "--layers", "3"], "layers are among 1 to 2"),
         ([*asked, "--length", "4000"], "window"),
         (["prescribe", str(tmp_path / "none"), "--text", str(tmp_path / "text.txt")], "no folder"),
         (["prescribe", "smollm3", "--text", str(tmp_path / "text.txt")], "smollm2-135m"),
@@ -358,3 +372,29 @@ def test_the_command_prescribes_checks_and_writes(tmp_path, capsys):
     ):
         assert main(wrong) == 2
         assert words in capsys.readouterr().err
+
+
+def test_a_kill_while_the_plan_is_written_leaves_nothing(tmp_path):
+    text = "a rose is a rose is a rose, and so on, and so on to the end. " * 40
+    (tmp_path / "text.txt").write_text(text)
+    characters = "".join(sorted(set(text)))
+    save_checkpoint(
+        tmp_path / "model",
+        GPT(GPTConfig(1, 2, 8, 16, len(characters), dropout=0.0)),
+        meta={"characters": characters},
+    )
+    killed = """
+import os, pathlib, signal, sys, time, xarray
+def half_written(dataset, path, **options):
+    pathlib.Path(path).write_text("half")
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+xarray.Dataset.to_netcdf = half_written
+from attnlib.__main__ import main
+main(sys.argv[1:])
+"""
+    asked = ["prescribe", str(tmp_path / "model"), "--text", str(tmp_path / "text.txt")]
+    asked += ["--length", "12", "--out", str(tmp_path / "out" / "plan.nc"), "--no-progress"]
+    done = subprocess.run([sys.executable, "-c", killed, *asked], capture_output=True, text=True)
+    assert done.returncode == 143, done.stderr
+    assert not list((tmp_path / "out").iterdir())

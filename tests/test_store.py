@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnlib import InputError, load, save, values_digest
+from attnlib.store import check_writable
 
 
 def example():
@@ -120,3 +121,15 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="choose another folder"):
         save(example(), tmp_path / "file" / "r.nc")
+
+
+def test_where_no_results_file_can_be_written_is_told_before(tmp_path):
+    folder = tmp_path / "folder.nc"
+    folder.mkdir()
+    with pytest.raises(InputError, match="is a folder"):
+        check_writable(folder)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot write to"):
+        check_writable(tmp_path / "file" / "plan.nc")
+    assert check_writable(tmp_path / "new" / "plan.nc").parent.is_dir()
+    assert not list((tmp_path / "new").iterdir())
