@@ -11,6 +11,8 @@ from torch import nn
 from .attention import SoftmaxAttention, causal_mask
 from .errors import InputError
 
+SHORT = 128  # tokens: up to here the plain form is quicker, and its weights are small
+
 
 def sd_attention(q, k, v, damping, *, dropout: float = 0.0, need_weights: bool = False):
     """Causal attention with the logits L = S - D: S skew by construction, D diagonal and positive.
@@ -18,13 +20,15 @@ def sd_attention(q, k, v, damping, *, dropout: float = 0.0, need_weights: bool =
     S = (Q K^T - K Q^T) / sqrt(D_h) and D = diag(d_i). Every eigenvalue of L has a real part of at
     most 0, since x* L x has the real part -x* D x. The softmax is over the keys up to the query.
 
-    Without weights asked for, no T x T tensor is made. S_ij is the dot product of [q_i, -k_i] and
-    [k_j, q_j], so the fused kernel gives the sum over earlier keys at twice the head size. A key of
-    zeros in front, whose logit is 0, and two more columns of values count the weights:
+    Of more than 128 tokens, and without weights asked for, no T x T tensor is made. S_ij is the dot
+    product of [q_i, -k_i] and [k_j, q_j], so the fused kernel gives the sum over earlier keys at
+    twice the head size. A key of zeros in front, whose logit is 0, and two more columns of values
+    count the weights:
     with Z the sum of exp(S_ij) over earlier keys they give m = 1 / (1 + Z) and c = Z / (1 + Z),
     and the query's own key, whose logit is -d_i, is put in by hand,
     out = (o + m exp(-d) v) / (c + m exp(-d)). That equals the plain form while some earlier S_ij is
-    above about -70 (in float16 -10), so that exp(S_ij) counts beside 1.
+    above about -70 (in float16 -10), so that exp(S_ij) counts beside 1. Shorter windows take the
+    plain form, which is quicker there.
 
     Parameters
     ----------
@@ -69,10 +73,14 @@ def sd_attention(q, k, v, damping, *, dropout: float = 0.0, need_weights: bool =
 
 def _attend(q, k, v, damping, dropout, need_weights):
     """As `sd_attention`, of inputs that fit: looking at the damping would make a GPU wait."""
-    if need_weights or dropout > 0:
-        logits = sd_logits(q, k, damping)
-        weights = logits.masked_fill(~causal_mask(q), float("-inf")).softmax(-1).to(v.dtype)
-        return F.dropout(weights, dropout) @ v, weights if need_weights else None
+    if not (need_weights or dropout > 0 or q.shape[-2] <= SHORT):
+        return _fused(q, k, v, damping), None
+    logits = sd_logits(q, k, damping, hidden=~causal_mask(q))
+    weights = logits.softmax(-1).to(v.dtype)
+    return F.dropout(weights, dropout) @ v, weights if need_weights else None
+
+
+def _fused(q, k, v, damping):
     size, wide = q.shape[-1], max(2 * q.shape[-1], v.shape[-1] + 2)
     wide += -wide % 8  # the kernels want multiples of 8
     pad = (0, wide - 2 * size)
@@ -91,13 +99,16 @@ def _attend(q, k, v, damping, dropout, need_weights):
     )
     summed, c, m = out.split([v.shape[-1], 1, wide - v.shape[-1] - 1], -1)
     own = m[..., :1] * torch.exp(-damping.float()).clamp(min=1e-30).unsqueeze(-1)
-    return ((summed + own * v) / (c + own)).to(q.dtype), None
+    return ((summed + own * v) / (c + own)).to(q.dtype)
 
 
-def sd_logits(q: torch.Tensor, k: torch.Tensor, damping: torch.Tensor) -> torch.Tensor:
-    """L = S - D ``(B, H, T, T)`` of :func:`sd_attention`, not masked."""
-    product = q @ k.mT / math.sqrt(q.shape[-1])
-    return product - product.mT - torch.diag_embed(damping.to(product.dtype))
+def sd_logits(q, k, damping, hidden: torch.Tensor | None = None) -> torch.Tensor:
+    """L = S - D ``(B, H, T, T)`` of :func:`sd_attention`, with -inf where it is `hidden`."""
+    product = (q / math.sqrt(q.shape[-1])) @ k.mT
+    other = torch.diag_embed(damping.to(product.dtype))
+    if hidden is not None:  # (T, T), so that adding it costs nothing more than the diagonal does
+        other = other + product.new_zeros(hidden.shape).masked_fill(hidden, float("inf"))
+    return product - product.mT - other
 
 
 class SDAttention(SoftmaxAttention):

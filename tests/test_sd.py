@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnlib import InputError, SDAttention, sd_attention
-from attnlib.sd import sd_logits
+from attnlib.sd import SHORT, _fused, sd_logits
 
 SEEDS = st.integers(0, 2**31)
 
@@ -39,10 +39,11 @@ def by_loops(q, k, v, damping):
 def test_both_forms_equal_the_loop(seed, t, size, scale):
     q, k, v, damping = draw(seed, t, size, scale)
     expected = by_loops(q, k, v, damping)
-    fused, none = sd_attention(q, k, v, damping)
     plain, weights = sd_attention(q, k, v, damping, need_weights=True)
+    short, none = sd_attention(q, k, v, damping)
     assert none is None
-    torch.testing.assert_close(fused, expected)
+    assert torch.equal(short, plain)
+    torch.testing.assert_close(_fused(q, k, v, damping), expected)
     torch.testing.assert_close(plain, expected)
     torch.testing.assert_close(weights.sum(-1), torch.ones_like(damping))
     assert not bool(weights.triu(1).any())
@@ -51,8 +52,8 @@ def test_both_forms_equal_the_loop(seed, t, size, scale):
 def test_gradients_of_both_forms_agree():
     tensors = [x.requires_grad_() for x in draw(3)]
     grads = []
-    for need in (False, True):
-        out, _ = sd_attention(*tensors, need_weights=need)
+    for form in (_fused, lambda *x: sd_attention(*x)[0]):
+        out = form(*tensors)
         grads.append(torch.autograd.grad((out * torch.arange(4)).sum(), tensors))
     torch.testing.assert_close(*grads)
 
@@ -73,8 +74,20 @@ def test_strong_damping_and_small_weights_keep_their_precision():
     q[..., 0], k[..., 0] = torch.arange(5.0) * -12, 1.0  # S_ij = -6 (i - j)
     damping = torch.full(q.shape[:3], 30.0)
     exact = by_loops(*(x.double() for x in (q, k, v, damping)))
-    found, _ = sd_attention(q, k, v, damping)
-    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-6)
+    for found in (_fused(q, k, v, damping), sd_attention(q, k, v, damping)[0]):
+        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("t", [SHORT, SHORT + 1])
+def test_windows_of_either_length_give_the_same_to_a_module(t):
+    torch.manual_seed(0)
+    module = SDAttention(12, 3).double()
+    x = torch.randn(1, t, 12, dtype=torch.float64)
+    q, k, v = module.heads(x)
+    assert (t <= SHORT) == torch.equal(
+        module.attend(x, q, k, v, 0.0, False)[0], module.attend(x, q, k, v, 0.0, True)[0]
+    )
+    torch.testing.assert_close(module(x)[0], module(x, need_weights=True)[0], rtol=1e-6, atol=1e-7)
 
 
 @settings(deadline=None)
