@@ -167,6 +167,7 @@ class _HuggingFaceModel:
         self.n_layer, self.n_head = config.num_hidden_layers, config.num_attention_heads
         self.most_heads = self.n_head
         self.context = getattr(config, "max_position_embeddings", None)
+        self._modules = None  # found when they are asked for: it takes a run
 
     def run(self, tokens, mask, on_attention) -> None:
         """As :meth:`_OurModel.run`."""
@@ -200,6 +201,11 @@ class _HuggingFaceModel:
 
     def attention_modules(self) -> list:
         """The attention of each layer, as a run over one token meets them."""
+        if self._modules is None:
+            self._modules = self._met()
+        return self._modules
+
+    def _met(self) -> list:
         modules = []
 
         def attend(layer, module, *inputs, **kwargs):

@@ -59,7 +59,7 @@ def linearize(model, layers: Sequence[int], *, share_weights: bool = False):
         raise InputError(f"say which layers become linear: some of 1 to {reader.n_layer}")
     layers = check_layers(layers, reader.n_layer)
     if not isinstance(model, GPT):
-        return _changed(model, dict.fromkeys(layers, "linear"), share_weights)
+        return _changed(reader, dict.fromkeys(layers, "linear"), share_weights)
     kinds = list(model.config.per_layer("attention"))
     for layer, shape in enumerate(reader.layer_shapes(), start=1):
         if layer not in layers:
@@ -109,26 +109,26 @@ def lower_rank(
         A rank that does not fit, layers as in :func:`linearize`, a reference of another model.
     """
     reader = reader_of(model)
-    layers = check_layers(layers, reader.n_layer)
-    shapes = [reader.layer_shapes()[layer - 1] for layer in layers]
+    layers, of_all = check_layers(layers, reader.n_layer), reader.layer_shapes()
+    shapes = [of_all[layer - 1] for layer in layers]
     rank = int(rank) if hasattr(rank, "__index__") and not isinstance(rank, bool) else rank
     for layer, shape in zip(layers, shapes, strict=True):
         check_kind(layer, shape)
         check_rank(layer, shape, rank)
-    straight = [i for i, x in enumerate(reader.layer_shapes(), 1) if x.kind not in LINEAR_KIND]
+    straight = [i for i, x in enumerate(of_all, 1) if x.kind not in LINEAR_KIND]
     if straight and isinstance(reference, torch.Tensor):
         raise InputError(
             f"layers {straight} have no logits, so no reference can be read: cut ranks first, then "
             "linearize, or give what reference_means made with the model before"
         )
-    reference = means_of(model, reference, layers, reader.layer_shapes())
+    reference = means_of(model, reference, layers, of_all)
     if not isinstance(model, GPT):
         groups = [shape.n_head // shape.n_key for shape in shapes]
         maps = {
             layer: nearest_map(reference[layer].gram, rank, group).float()
             for layer, group in zip(layers, groups, strict=True)
         }
-        return _changed(model, maps, share_weights)
+        return _changed(reader, maps, share_weights)
     state = {k: v.clone() for k, v in model.state_dict().items()}
     for layer, shape in zip(layers, shapes, strict=True):
         name = f"blocks.{layer - 1}.attention.qkv.weight"
@@ -228,9 +228,10 @@ def _with_weights(model: GPT, state: dict, **changes) -> GPT:
 # ------------------------------------------------------------------ models of transformers
 
 
-def _changed(model, changes: dict, share_weights: bool):
+def _changed(reader, changes: dict, share_weights: bool):
     """A copy of a transformers model with a change by layer: "linear", or a map of queries."""
-    check_changeable(model, changes)
+    model = reader.model
+    check_changeable(reader, changes)
     windowed = [k for k, x in changes.items() if isinstance(x, str) and _sees_a_window(model, k)]
     if windowed:
         raise InputError(
@@ -255,16 +256,15 @@ def _changed(model, changes: dict, share_weights: bool):
     return new
 
 
-def check_changeable(model, layers) -> None:
+def check_changeable(reader, layers) -> None:
     """Refuse layers that are gated, bidirectional, linear, or changed already."""
-    reader = reader_of(model)
     shapes, modules = reader.layer_shapes(), reader.attention_modules()
     for layer in layers:
         module = modules[layer - 1]
         if hasattr(module, CHANGE):
             raise InputError(f"the attention of layer {layer} is changed already")
         check_kind(layer, shapes[layer - 1])
-        if not getattr(module, "is_causal", isinstance(model, GPT)):
+        if not getattr(module, "is_causal", isinstance(reader.model, GPT)):
             raise InputError(
                 f"{type(module).__name__} is not causal: no sum over earlier tokens stands for it"
             )

@@ -182,7 +182,7 @@ def _measured(model, tokens, ranks, linear, context, layers, progress) -> xr.Dat
     layers = check_layers(layers, reader.n_layer)
     if context is not None:
         context = check_whole("context", context)
-    check_changeable(model, range(1, reader.n_layer + 1))  # all of them are read
+    check_changeable(reader, range(1, reader.n_layer + 1))  # all of them are read
     ranks = _candidates(ranks, [shapes[layer - 1] for layer in layers], layers)
     actions = [FULL, *(f"rank {rank}" for rank in ranks), *([LINEAR] if linear else [])]
     if len(set(actions)) < len(actions) or len(actions) == 1:
@@ -308,16 +308,16 @@ def _chosen(measured, tolerance: float, caution: float, factor: float, save: str
     picked = _most_saved(feared, budget[:, :1] - budget, tolerance)
     rows = np.arange(len(cost))
     by_window = factor * measured["window_cost"].values[:, rows, picked].sum(1)
-    # Tolerances at which to look for the frontier: none, then up to all of the candidates' costs.
-    most = np.where(np.isfinite(feared), feared, 0).max(1).clip(min=0).sum()
-    points = [0.0, *np.geomspace(max(most, 1e-9) / 1e4, max(most, 1e-9), 24)]
-    frontier = [_most_saved(feared, budget[:, :1] - budget, x) for x in points]
+    same = {"caution": caution, "factor": factor, "save": save}
+    if "frontier_cost" in measured and same.items() <= measured.attrs.items():
+        frontier = {k: measured[k] for k in ("frontier_saving", "frontier_cost")}
+    else:
+        frontier = _frontier(cost, feared, budget)
     plan = measured.assign(
         recommendation=("layer", measured["action"].values[picked].astype(str)),
         predicted_cost=("layer", cost[rows, picked]),
         saving=("layer", 1 - budget[rows, picked] / budget[:, 0]),
-        frontier_saving=("point", [1 - budget[rows, p].sum() / total for p in frontier]),
-        frontier_cost=("point", [cost[rows, p].sum() for p in frontier]),
+        **frontier,
     )
     return plan.assign_attrs(
         tolerance=tolerance,
@@ -328,6 +328,17 @@ def _chosen(measured, tolerance: float, caution: float, factor: float, save: str
         predicted_se=float(by_window.std(ddof=1) / math.sqrt(len(by_window))),
         saving=float(1 - budget[rows, picked].sum() / total),
     )
+
+
+def _frontier(cost: np.ndarray, feared: np.ndarray, budget: np.ndarray) -> dict:
+    """Savings and costs of the best plans, as the tolerance grows from none to all of the costs."""
+    most = max(np.where(np.isfinite(feared), feared, 0).max(1).clip(min=0).sum(), 1e-9)
+    rows, savings, costs = np.arange(len(cost)), [], []
+    for tolerance in [0.0, *np.geomspace(most / 1e4, most, 24)]:
+        picked = _most_saved(feared, budget[:, :1] - budget, tolerance)
+        savings.append(1 - budget[rows, picked].sum() / budget[:, 0].sum())
+        costs.append(cost[rows, picked].sum())
+    return {"frontier_saving": ("point", savings), "frontier_cost": ("point", costs)}
 
 
 def _most_saved(cost: np.ndarray, saved: np.ndarray, tolerance: float) -> np.ndarray:

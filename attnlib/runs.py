@@ -71,8 +71,8 @@ def train_all(
     seeds : sequence of int, or dict of str to sequence of int
         Of initial weights, data order and dropout; a dict gives each model its own.
     jobs : int, optional
-        How many at a time. By default one on a GPU, else as many as there are cores; each has
-        ``cores // jobs`` threads.
+        How many at a time. By default one on a GPU, else as many as torch has threads; each has
+        its share of them.
     progress : bool
 
     Returns
@@ -86,6 +86,8 @@ def train_all(
         As :func:`attnlib.train`, no runs at all, a seed given twice, or a checkpoint that another
         process replaced.
     """
+    import torch
+
     seeds = seeds if isinstance(seeds, dict) else dict.fromkeys(runs, seeds)
     if not runs or set(seeds) != set(runs) or not all(len(some) for some in seeds.values()):
         raise InputError("no models to train: name at least one kind of attention and one seed")
@@ -95,7 +97,8 @@ def train_all(
         if Path(name).name != name:
             raise InputError(f"{name!r} cannot be the name of a model: it is that of a folder too")
     tasks = [(name, check_whole("a seed", seed, 0)) for name in runs for seed in seeds[name]]
-    cores = os.cpu_count() or 1
+    # The threads that this process may use: OMP_NUM_THREADS, if set, else all cores.
+    cores = torch.get_num_threads()
     on_cpu = pick_device(config.device).type == "cpu"
     jobs = jobs or (min(len(tasks), cores) if on_cpu else 1)
     threads = max(1, cores // jobs)
