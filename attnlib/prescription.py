@@ -83,11 +83,11 @@ def prescribe(
         By layer: ``routing_rank``, ``filtering_rank`` (participation) and ``potential_share``,
         means over heads and texts; ``entropy`` of the attention weights, nats, the mean over heads
         and queries; ``head_size``, from :func:`allocate` of the routing rank (it
-        needs training); ``recommendation``; ``predicted_cost`` in nats and ``saving``, the share of
-        its own cache or flops. On (layer, action): ``cost`` and ``cost_se`` over windows,
-        ``cache``, ``flops``, ``parameters``. On window: ``loss``. ``reference``, the tokens that
-        make the maps. On point: ``frontier_saving`` and ``frontier_cost``, of the best plans
-        as the tolerance grows. Attributes: the model's shape, ``predicted_cost``,
+        needs training); ``recommendation``; ``predicted_cost`` in nats (a measured gain counts as
+        0) and ``saving``, the share of its own cache or flops. On (layer, action): ``cost`` and
+        ``cost_se`` over windows, ``cache``, ``flops``, ``parameters``. On window: ``loss``.
+        ``reference``, the tokens that make the maps. On point: ``frontier_saving`` and
+        ``frontier_cost``, of the best plans as the tolerance grows. Attributes: the model's shape, ``predicted_cost``,
         ``predicted_se``, ``saving`` of the whole.
 
     Raises
@@ -308,6 +308,7 @@ def _chosen(measured, tolerance: float, caution: float, factor: float, save: str
     picked = _most_saved(feared, budget[:, :1] - budget, tolerance)
     rows = np.arange(len(cost))
     by_window = factor * measured["window_cost"].values[:, rows, picked].sum(1)
+    predicted = np.clip(cost[rows, picked], 0, None)  # as in the choice: a gain counts as 0
     same = {"caution": caution, "factor": factor, "save": save}
     if "frontier_cost" in measured and same.items() <= measured.attrs.items():
         frontier = {k: measured[k] for k in ("frontier_saving", "frontier_cost")}
@@ -315,7 +316,7 @@ def _chosen(measured, tolerance: float, caution: float, factor: float, save: str
         frontier = _frontier(cost, feared, budget)
     plan = measured.assign(
         recommendation=("layer", measured["action"].values[picked].astype(str)),
-        predicted_cost=("layer", cost[rows, picked]),
+        predicted_cost=("layer", predicted),
         saving=("layer", 1 - budget[rows, picked] / budget[:, 0]),
         **frontier,
     )
@@ -324,7 +325,7 @@ def _chosen(measured, tolerance: float, caution: float, factor: float, save: str
         caution=caution,
         factor=factor,
         save=save,
-        predicted_cost=float(by_window.mean()),
+        predicted_cost=float(predicted.sum()),
         predicted_se=float(by_window.std(ddof=1) / math.sqrt(len(by_window))),
         saving=float(1 - budget[rows, picked].sum() / total),
     )
@@ -337,7 +338,7 @@ def _frontier(cost: np.ndarray, feared: np.ndarray, budget: np.ndarray) -> dict:
     for tolerance in [0.0, *np.geomspace(most / 1e4, most, 24)]:
         picked = _most_saved(feared, budget[:, :1] - budget, tolerance)
         savings.append(1 - budget[rows, picked].sum() / budget[:, 0].sum())
-        costs.append(cost[rows, picked].sum())
+        costs.append(np.clip(cost[rows, picked], 0, None).sum())
     return {"frontier_saving": ("point", savings), "frontier_cost": ("point", costs)}
 
 
