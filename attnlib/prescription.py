@@ -87,8 +87,8 @@ def prescribe(
         0) and ``saving``, the share of its own cache or flops. On (layer, action): ``cost`` and
         ``cost_se`` over windows, ``cache``, ``flops``, ``parameters``. On window: ``loss``.
         ``reference``, the tokens that make the maps. On point: ``frontier_saving`` and
-        ``frontier_cost``, of the best plans as the tolerance grows. Attributes: the model's shape, ``predicted_cost``,
-        ``predicted_se``, ``saving`` of the whole.
+        ``frontier_cost``, of the best plans as the tolerance grows. Attributes: the model's shape,
+        ``predicted_cost``, ``predicted_se``, ``saving`` of the whole.
 
     Raises
     ------
