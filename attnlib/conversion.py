@@ -13,10 +13,9 @@ import torch.nn.functional as F
 from .capture import CHANGE, LayerShape, plain_attention, reader_of, refuse_extras, seen_keys
 from .errors import InputError
 from .gpt import GPT
-from .linear import linear_attention, linear_weights
+from .linear import LINEAR_KIND, linear_attention, linear_weights
 from .surgery import check_layers, leading_map, means_of
 
-LINEAR_KIND = {"softmax": "linear", "sd": "linear-sd"}
 HF_NAME = "attnlib_changed"
 
 

@@ -12,6 +12,8 @@ from .errors import InputError, check_whole
 from .sd import SDAttention
 
 CHUNK = 64
+# A kind of attention, and what it becomes when its exponential is replaced.
+LINEAR_KIND = {"softmax": "linear", "sd": "linear-sd"}
 
 
 class LinearState(NamedTuple):

@@ -84,8 +84,8 @@ def check_plan(plan) -> None:
 
 def planned_config(plan, base=None):
     """As :meth:`attnlib.GPTConfig.from_plan`."""
-    from .conversion import LINEAR_KIND
     from .gpt import GPTConfig
+    from .linear import LINEAR_KIND
 
     check_plan(plan)
     if base is not None and not isinstance(base, GPTConfig):
