@@ -60,10 +60,9 @@ def linearize(model, layers: Sequence[int], *, share_weights: bool = False):
     if not isinstance(model, GPT):
         return _changed(reader, dict.fromkeys(layers, "linear"), share_weights)
     kinds = list(model.config.per_layer("attention"))
-    for layer, shape in enumerate(reader.layer_shapes(), start=1):
-        if layer not in layers:
-            continue
-        check_kind(layer, shape)
+    shapes = reader.layer_shapes()
+    for layer in layers:
+        check_kind(layer, shapes[layer - 1])
         kinds[layer - 1] = LINEAR_KIND[kinds[layer - 1]]
     return _with_weights(model, model.state_dict(), attention=tuple(kinds))
 

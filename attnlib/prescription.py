@@ -21,6 +21,7 @@ from .evaluation import window_losses
 from .fields import iter_fields
 from .gpt import GPT
 from .interactions import interaction_ranks
+from .linear import LINEAR_KIND
 from .plans import FULL, LINEAR, check_plan, rank_of
 from .surgery import check_layers, reference_means
 
@@ -198,7 +199,9 @@ def _measured(model, tokens, ranks, linear, context, layers, progress) -> xr.Dat
     if not bool(torch.isfinite(base).all()):
         raise InputError("the model's own loss is not finite: there is nothing to compare with")
     found = interaction_ranks(model, reference, progress=progress)
-    mean_rank = found["routing_rank"].sel(rank_by="participation").mean(("head", "snapshot"))
+    mean_rank = (
+        found["routing_rank"].sel(rank_by="participation", drop=True).mean(("head", "snapshot"))
+    )
     flat = [int(x) for x in mean_rank["layer"][~np.isfinite(mean_rank)]]
     if flat:
         raise InputError(
@@ -236,7 +239,7 @@ def _measured(model, tokens, ranks, linear, context, layers, progress) -> xr.Dat
     data = {
         "routing_rank": mean_rank,
         "filtering_rank": found["filtering_rank"]
-        .sel(rank_by="participation")
+        .sel(rank_by="participation", drop=True)
         .mean(("head", "snapshot")),
         "potential_share": found["potential_share"].mean(("head", "snapshot")),
         "entropy": ("layer", entropy / half),
@@ -260,7 +263,7 @@ def _measured(model, tokens, ranks, linear, context, layers, progress) -> xr.Dat
     }
     if isinstance(model, GPT):
         attributes["config"] = json.dumps(model.config.to_dict())
-    return xr.Dataset(data, coords, attributes).drop_vars("rank_by", errors="ignore")
+    return xr.Dataset(data, coords, attributes)
 
 
 def _candidates(ranks, shapes, layers) -> list[int]:
@@ -283,7 +286,7 @@ def _candidates(ranks, shapes, layers) -> list[int]:
 
 def _budget_of(action: str, shape: LayerShape, d_model: int, context: int) -> dict[str, float]:
     if action == LINEAR:
-        shape = shape._replace(kind="linear-sd" if shape.kind == "sd" else "linear")
+        shape = shape._replace(kind=LINEAR_KIND[shape.kind])
     return attention_budget(shape, d_model, context, rank_of(action))
 
 
