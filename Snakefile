@@ -25,6 +25,8 @@ PRIORITY = {
     "15_trimming": 2,
     "09_heads": 1,
     "10_energy_gates": 1,
+    "07_complexity": 1,
+    "05_scale_selective_pod": 1,
 }
 
 

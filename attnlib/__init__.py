@@ -88,6 +88,7 @@ ROOMS = {
     "plans": [],
     "pod": ["pod", "reconstruct", "spectrum", "subspace_overlap"],
     "resampling": ["bootstrap", "contrast", "extrapolate_rank", "rank_curve"],
+    "restarts": [],
     "prescription": ["apply", "prescribe"],
     "routing": [
         "hodge",

@@ -53,7 +53,12 @@ def linearize(model, layers: Sequence[int], *, share_weights: bool = False):
     Jamil & Kapadia 2026 (B11); the feature map of Katharopoulos et al. 2020. The form for S-D
     attention is our reading.
     """
-    reader = reader_of(model)
+    return linearized(reader_of(model), layers, share_weights)
+
+
+def linearized(reader, layers, share_weights: bool = False):
+    """As :func:`linearize`, of a model whose reader is there already."""
+    model = reader.model
     if layers is None:
         raise InputError(f"say which layers become linear: some of 1 to {reader.n_layer}")
     layers = check_layers(layers, reader.n_layer)
@@ -106,7 +111,12 @@ def lower_rank(
     InputError
         A rank that does not fit, layers as in :func:`linearize`, a reference of another model.
     """
-    reader = reader_of(model)
+    return lowered(reader_of(model), rank, layers, reference, share_weights)
+
+
+def lowered(reader, rank, layers, reference, share_weights: bool = False):
+    """As :func:`lower_rank`, of a model whose reader is there already."""
+    model = reader.model
     layers, of_all = check_layers(layers, reader.n_layer), reader.layer_shapes()
     shapes = [of_all[layer - 1] for layer in layers]
     rank = int(rank) if hasattr(rank, "__index__") and not isinstance(rank, bool) else rank
@@ -239,19 +249,24 @@ def _changed(reader, changes: dict, share_weights: bool):
     # What is not changed keeps the implementation of the model.
     name = f"{HF_NAME}_{'sdpa' if 'sdpa' in model.config._attn_implementation else 'eager'}"
     _register()
-    tensors = [*model.parameters(), *model.buffers()] if share_weights else []
-    new = copy.deepcopy(model, {id(t): t for t in tensors})
-    for layer, module in enumerate(reader_of(new).attention_modules(), start=1):
+    new = sharing_weights(model) if share_weights else copy.deepcopy(model)
+    names = {module: path for path, module in model.named_modules()}
+    for layer, module in enumerate(reader.attention_modules(), start=1):
         if layer in changes:
             change = changes[layer]
             if isinstance(change, torch.Tensor):
                 change = change.to(next(model.parameters()))
-            setattr(module, CHANGE, change)
+            setattr(new.get_submodule(names[module]), CHANGE, change)
     new.set_attn_implementation(name)
     if "linear" in changes.values():
         with torch.no_grad():  # one token tells whether the attention is more than a softmax
             new(torch.zeros(1, 1, dtype=torch.long, device=next(new.parameters()).device))
     return new
+
+
+def sharing_weights(model):
+    """A copy of a model that has its weights in common with it."""
+    return copy.deepcopy(model, {id(t): t for t in [*model.parameters(), *model.buffers()]})
 
 
 def check_changeable(reader, layers) -> None:

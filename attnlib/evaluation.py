@@ -46,8 +46,9 @@ def position_losses(
             logits = model(block[:, :-1])[0].float()  # (B, T, vocab)
             if logits.shape[-1] != model.config.vocab_size:
                 raise InputError(f"{type(model).__name__} does not predict tokens: it has no loss")
-            nats = F.cross_entropy(logits.transpose(1, 2), block[:, 1:], reduction="none")
-            losses.append(nats.cpu())
+            targets = block[:, 1:]
+            nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+            losses.append(nats.view_as(targets).cpu())  # (B, T)
     return torch.cat(losses).double()
 
 

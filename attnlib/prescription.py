@@ -15,7 +15,14 @@ import xarray as xr
 
 from .budgets import allocate, attention_budget, width_of
 from .capture import LayerShape, reader_of
-from .conversion import check_changeable, check_rank, linearize, lower_rank
+from .conversion import (
+    check_changeable,
+    check_rank,
+    linearize,
+    linearized,
+    lower_rank,
+    lowered,
+)
 from .errors import InputError, check_whole, check_windows
 from .evaluation import window_losses
 from .fields import iter_fields
@@ -23,6 +30,7 @@ from .gpt import GPT
 from .interactions import interaction_ranks
 from .linear import LINEAR_KIND
 from .plans import FULL, LINEAR, check_plan, rank_of
+from .restarts import Restarts
 from .surgery import check_layers, reference_means
 
 SAVINGS = ("cache", "flops")
@@ -192,7 +200,7 @@ def _measured(model, tokens, ranks, linear, context, layers, progress) -> xr.Dat
             f"{actions[1:]}"
         )
     if linear:
-        linearize(model, layers, share_weights=True)  # refuses what cannot be
+        linearized(reader, layers, share_weights=True)  # refuses what cannot be
     half = len(tokens) // 2
     reference, held_out = tokens[:half, :-1], tokens[half:]
     base = window_losses(model, held_out)
@@ -216,17 +224,16 @@ def _measured(model, tokens, ranks, linear, context, layers, progress) -> xr.Dat
 
     cost = np.full((len(held_out), reader.n_layer, len(actions)), np.nan)
     cost[:, :, 0] = 0
-    options = {"share_weights": True}
+    restarts, options = Restarts(reader, held_out, base), {"share_weights": True}
     total = len(layers) * (len(actions) - 1)
     with tqdm(total=total, desc="candidates", disable=not progress, file=sys.stderr) as bar:
-        for layer in layers:
+        for layer in sorted(layers):
             for at, action in enumerate(actions[1:], start=1):
                 if action == LINEAR:
-                    changed = linearize(model, [layer], **options)
+                    changed = linearized(reader, [layer], **options)
                 else:
-                    rank = rank_of(action)
-                    changed = lower_rank(model, rank, [layer], reference=means, **options)
-                cost[:, layer - 1, at] = window_losses(changed, held_out) - base
+                    changed = lowered(reader, rank_of(action), [layer], means, **options)
+                cost[:, layer - 1, at] = restarts.losses(changed, layer) - base
                 bar.update()
     if context is None:
         context = reader.context or tokens.shape[1] - 1
@@ -312,9 +319,14 @@ def _chosen(measured, tolerance: float, caution: float, factor: float, save: str
     rows = np.arange(len(cost))
     by_window = factor * measured["window_cost"].values[:, rows, picked].sum(1)
     predicted = np.clip(cost[rows, picked], 0, None)  # as in the choice: a gain counts as 0
-    same = {"caution": caution, "factor": factor, "save": save}
+    same = {"caution": caution, "save": save}
     if "frontier_cost" in measured and same.items() <= measured.attrs.items():
-        frontier = {k: measured[k] for k in ("frontier_saving", "frontier_cost")}
+        # The tolerances of the frontier are parts of the largest cost, which the factor multiplies.
+        times = factor / measured.attrs["factor"]
+        frontier = {
+            "frontier_saving": measured["frontier_saving"],
+            "frontier_cost": measured["frontier_cost"] * times,
+        }
     else:
         frontier = _frontier(cost, feared, budget)
     plan = measured.assign(

@@ -234,10 +234,11 @@ def run_notebook(
         A parameter that does not fit (before anything runs), or an error inside the notebook; its
         executed part is then kept as ``NAME.failed.ipynb``.
     """
-    import jupytext
-    import papermill
-    from nbclient.exceptions import CellTimeoutError, DeadKernelError
-    from papermill.exceptions import PapermillExecutionError
+    with _without_address_grammar():
+        import jupytext
+        import papermill
+        from nbclient.exceptions import CellTimeoutError, DeadKernelError
+        from papermill.exceptions import PapermillExecutionError
 
     name = find_notebook(name)
     values = preset_parameters(preset, name) if preset else {}

@@ -177,6 +177,16 @@ def test_a_plan_tells_what_it_does(make, tmp_path):
         assert dear.attrs["predicted_cost"] == pytest.approx(3 * plan.attrs["predicted_cost"])
 
 
+def test_the_frontier_of_another_factor_is_that_of_a_fresh_choice():
+    plan = prescribe(ours(), tokens_of(8, 10), ranks=[2, 3])
+    again = prescribe(plan, factor=2.5)
+    names = ["frontier_saving", "frontier_cost"]
+    fresh = prescribe(plan.drop_vars(names), factor=2.5)
+    for name in names:
+        np.testing.assert_allclose(again[name], fresh[name], rtol=1e-12)
+    assert float(again["frontier_cost"].max()) > float(plan["frontier_cost"].max()) > 0
+
+
 def test_where_nothing_saves_nothing_is_changed():
     plan = prescribe(ours(), tokens_of(8, 10), ranks=[6], linear=False)
     assert set(plan["recommendation"].values) == {"full"}

@@ -1,0 +1,82 @@
+"""Losses from a layer on: against whole runs, on every family of models."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_conversion import hugging_face, ours, tokens_of, weights_of
+
+from attnlib import linearize, lower_rank, reference_means, window_losses
+from attnlib.capture import reader_of
+from attnlib.restarts import Restarts
+
+
+def with_sdpa():
+    model = hugging_face("llama", 4)
+    model.set_attn_implementation("sdpa")
+    return model
+
+
+MODELS = {
+    **{kind: lambda kind=kind: ours(kind) for kind in ("softmax", "sd")},
+    **{kind: lambda kind=kind: hugging_face(kind, 4) for kind in ("llama", "neox", "gpt2")},
+    "mistral": lambda: hugging_face("mistral", 4),
+    "sdpa": with_sdpa,
+}
+
+
+@pytest.mark.parametrize("batch_size", [2, 32])
+@pytest.mark.parametrize("kind", MODELS)
+def test_losses_are_those_of_a_whole_run(kind, batch_size):
+    model, tokens = MODELS[kind](), tokens_of(5, 11)
+    reader, before = reader_of(model), weights_of(model)
+    means = reference_means(model, tokens[:, :-1])
+    own = window_losses(model, tokens)
+    changes = [lambda k: lower_rank(model, 2, [k], reference=means, share_weights=True)]
+    if kind != "mistral":  # its window is not of linear attention
+        changes.append(lambda k: linearize(model, [k], share_weights=True))
+    restarts = Restarts(reader, tokens, own, batch_size)
+    assert len(restarts._blocks) == reader.n_layer
+    for layer in range(1, reader.n_layer + 1):
+        for change in changes:
+            whole = window_losses(change(layer), tokens)
+            found = restarts.losses(change(layer), layer)
+            torch.testing.assert_close(found, whole, rtol=1e-6, atol=1e-6)
+            assert (found - own).abs().max() > 1e-4
+    assert torch.equal(weights_of(model), before)
+    assert torch.equal(window_losses(model, tokens), own)
+
+
+def test_layers_before_are_not_run_again():
+    model, tokens = ours(), tokens_of(5, 11)
+    restarts = Restarts(reader_of(model), tokens, window_losses(model, tokens))
+    ran = []
+    changed = linearize(model, [3])
+    for layer, block in enumerate(changed.blocks, 1):
+        block.mlp.register_forward_hook(lambda *_, layer=layer: ran.append(layer))
+    restarts.losses(changed, 3)
+    assert ran == [3]
+
+
+def test_a_model_whose_layers_look_further_back_is_run_as_a_whole():
+    model, tokens, first = ours(), tokens_of(5, 11), {}
+
+    def remember(block, inputs, output):
+        first["x"] = inputs[0]
+
+    def add(block, inputs, output):
+        return output[0] + first["x"], output[1]
+
+    model.blocks[0].register_forward_hook(remember)
+    model.blocks[-1].register_forward_hook(add)
+    own = window_losses(model, tokens)
+    means = reference_means(model, tokens[:, :-1])
+    restarts = Restarts(reader_of(model), tokens, own)
+    for layer in (1, 2, 3):
+        # It is a new GPT, which has none of the hooks yet.
+        changed = lower_rank(model, 2, [layer], reference=means)
+        for at, hook in ((0, remember), (-1, add)):
+            changed.blocks[at].register_forward_hook(hook)
+        torch.testing.assert_close(
+            restarts.losses(changed, layer), window_losses(changed, tokens), rtol=0, atol=0
+        )
