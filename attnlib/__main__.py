@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--seed", type=int, default=0, help="of the windows")
     plan.add_argument("--device", default="auto")
     plan.add_argument("--check", action="store_true", help="carry the plan out and measure it")
-    plan.add_argument("--out", help="write the plan to this .nc file")
+    plan.add_argument("--out", help="write the plan to this .nc file, and continue after a kill")
     plan.add_argument("--no-progress", action="store_true", help="no progress bar")
     return parser
 
@@ -106,6 +106,7 @@ def _prescribe(arguments) -> None:
     where = pick_device(arguments.device)
     text = load_text(arguments.text)
     out = arguments.out and check_writable(arguments.out)
+    begun = out and out.with_suffix(".begun.nc")
     model, encode = _model(arguments.model)
     n = arguments.windows
     drawn = 2 * n if arguments.check else n
@@ -122,6 +123,7 @@ def _prescribe(arguments) -> None:
         layers=arguments.layers,
         save=arguments.save,
         context=arguments.context,
+        keep=begun,
         progress=not arguments.no_progress,
     )
     print(plan_table(plan).to_string())
@@ -138,6 +140,7 @@ def _prescribe(arguments) -> None:
     if out:
         asked = {k: v for k, v in vars(arguments).items() if k != "command"}
         print(save(plan, out, parameters=asked, corpus_hash=text_hash(text), device=str(where)))
+        begun.unlink(missing_ok=True)
 
 
 def _model(name: str):
@@ -195,7 +198,8 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        again = "to continue" if arguments.command in ("run", "make") else "from its start"
+        kept = arguments.command in ("run", "make") or getattr(arguments, "out", None)
+        again = "to continue" if kept else "from its start"
         print(f"interrupted; run the same command again {again}", file=sys.stderr)
         return 130
     return 0

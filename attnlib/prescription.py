@@ -6,7 +6,6 @@ import copy
 import json
 import math
 import numbers
-import sys
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -21,7 +20,6 @@ from .conversion import (
     linearize,
     linearized,
     lower_rank,
-    lowered,
 )
 from .errors import InputError, check_whole, check_windows
 from .evaluation import window_losses
@@ -30,7 +28,7 @@ from .gpt import GPT
 from .interactions import interaction_ranks
 from .linear import LINEAR_KIND
 from .plans import FULL, LINEAR, check_plan, rank_of
-from .restarts import Restarts
+from .restarts import KeptCosts, single_costs
 from .surgery import check_layers, reference_means
 
 SAVINGS = ("cache", "flops")
@@ -48,6 +46,7 @@ def prescribe(
     save: str = "cache",
     context: int | None = None,
     layers: Sequence[int] | None = None,
+    keep=None,
     progress: bool = False,
 ) -> xr.Dataset:
     """What to do with the attention of each layer, from one measurement of a model on a text.
@@ -83,6 +82,9 @@ def prescribe(
         Tokens at which savings are counted; by default those of the model, or T.
     layers : sequence of int, optional
         Where to try candidates; elsewhere the plan leaves all as it is.
+    keep : path-like, optional
+        A file (``.nc``) of the costs so far. A call that was killed goes on from it when it is made
+        again with the same model, tokens and candidates; costs of anything else are replaced.
     progress : bool
         Show a progress bar on stderr.
 
@@ -103,7 +105,8 @@ def prescribe(
     ------
     InputError
         Before anything is measured: too few windows, candidates that do not fit, a model that is
-        gated, bidirectional or changed already, or whose attention no linear one stands for. After
+        gated, bidirectional or changed already, or whose attention no linear one stands for; a file
+        to keep costs in that cannot be written, is damaged or holds something else. After
         the first measurements: ranks or losses that are not finite.
 
     References
@@ -123,6 +126,7 @@ def prescribe(
             or ranks is not None
             or layers is not None
             or context is not None
+            or keep is not None
             or not linear
         ):
             raise InputError(
@@ -131,7 +135,7 @@ def prescribe(
             )
         check_plan(model)
     else:
-        model = _measured(model, tokens, ranks, linear, context, layers, progress)
+        model = _measured(model, tokens, ranks, linear, context, layers, keep, progress)
     return _chosen(model, float(tolerance), float(caution), float(factor), save)
 
 
@@ -181,10 +185,8 @@ def apply(plan: xr.Dataset, model):
 # ------------------------------------------------------------------ measuring
 
 
-def _measured(model, tokens, ranks, linear, context, layers, progress) -> xr.Dataset:
+def _measured(model, tokens, ranks, linear, context, layers, keep, progress) -> xr.Dataset:
     """All of a plan but the choice."""
-    from tqdm import tqdm
-
     reader = reader_of(model)
     check_windows(tokens, reader.context, extra=1, least=6, vocab=model.config.vocab_size)
     tokens, shapes = tokens.long(), reader.layer_shapes()
@@ -201,6 +203,7 @@ def _measured(model, tokens, ranks, linear, context, layers, progress) -> xr.Dat
         )
     if linear:
         linearized(reader, layers, share_weights=True)  # refuses what cannot be
+    kept = None if keep is None else KeptCosts(keep)
     half = len(tokens) // 2
     reference, held_out = tokens[:half, :-1], tokens[half:]
     base = window_losses(model, held_out)
@@ -222,19 +225,11 @@ def _measured(model, tokens, ranks, linear, context, layers, progress) -> xr.Dat
         # (b, H, T, T) to the sum over its texts; 0 log 0 = 0
         entropy[layer - 1] += float(torch.special.entr(weights.double()).sum(-1).mean((1, 2)).sum())
 
-    cost = np.full((len(held_out), reader.n_layer, len(actions)), np.nan)
-    cost[:, :, 0] = 0
-    restarts, options = Restarts(reader, held_out, base), {"share_weights": True}
-    total = len(layers) * (len(actions) - 1)
-    with tqdm(total=total, desc="candidates", disable=not progress, file=sys.stderr) as bar:
-        for layer in sorted(layers):
-            for at, action in enumerate(actions[1:], start=1):
-                if action == LINEAR:
-                    changed = linearized(reader, [layer], **options)
-                else:
-                    changed = lowered(reader, rank_of(action), [layer], means, **options)
-                cost[:, layer - 1, at] = restarts.losses(changed, layer) - base
-                bar.update()
+    if kept is not None:
+        kept.of(tokens, base, actions)
+    cost = single_costs(
+        reader, held_out, base, layers, actions, means, kept=kept, progress=progress
+    )
     if context is None:
         context = reader.context or tokens.shape[1] - 1
     d_model = width_of(model)

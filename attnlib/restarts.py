@@ -1,12 +1,125 @@
-"""Losses of copies of a model in which one layer changed, run from that layer on."""
+"""What a change of one layer costs: copies of a model, run from that layer on."""
 
 from __future__ import annotations
 
+import hashlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
 import torch
+import xarray as xr
 from torch import nn
 
-from .conversion import sharing_weights
+from .conversion import linearized, lowered, sharing_weights
+from .errors import InputError
 from .evaluation import window_losses
+from .plans import LINEAR, rank_of
+from .store import check_writable, load, save
+
+
+def single_costs(
+    reader,
+    tokens: torch.Tensor,
+    own: torch.Tensor,
+    layers: Sequence[int],
+    actions: Sequence[str],
+    means: dict,
+    *,
+    kept: KeptCosts | None = None,
+    progress: bool = False,
+) -> np.ndarray:
+    """By how much the loss of each window rises when one layer is changed.
+
+    Parameters
+    ----------
+    reader, tokens, own
+        As of :class:`Restarts`.
+    layers : sequence of int
+    actions : sequence of str
+        As plans name them, the first to leave a layer as it is.
+    means : dict
+        Of a reference, see :func:`attnlib.reference_means`.
+    kept : KeptCosts, optional
+        Takes each layer as it is done, and has those of an earlier run.
+    progress : bool
+
+    Returns
+    -------
+    numpy.ndarray
+        ``(window, layer, action)``, NaN where a layer was not asked for.
+    """
+    from tqdm import tqdm
+
+    cost = np.full((len(tokens), reader.n_layer, len(actions)), np.nan)
+    if kept is not None:
+        cost = kept.read(cost.shape)
+    cost[:, :, 0] = 0
+    there = np.isfinite(cost).all((0, 2))
+    left = [layer for layer in sorted(layers) if not there[layer - 1]]
+    restarts, each = Restarts(reader, tokens, own), len(actions) - 1
+    shown = {"desc": "candidates", "disable": not progress, "file": sys.stderr}
+    done = (len(layers) - len(left)) * each
+    with tqdm(total=len(layers) * each, initial=done, **shown) as bar:
+        for layer in left:
+            for at, action in enumerate(actions[1:], start=1):
+                if action == LINEAR:
+                    changed = linearized(reader, [layer], share_weights=True)
+                else:
+                    changed = lowered(reader, rank_of(action), [layer], means, share_weights=True)
+                cost[:, layer - 1, at] = restarts.losses(changed, layer) - own
+                bar.update()
+            if kept is not None:
+                kept.write(cost)
+    unasked = np.setdiff1d(np.arange(reader.n_layer), np.array(layers) - 1)
+    cost[:, unasked, 1:] = np.nan
+    return cost
+
+
+class KeptCosts:
+    """The costs of the layers that are done, in a file, for a run that goes on after a kill.
+
+    Parameters
+    ----------
+    path : path-like
+        Ends in ``.nc``.
+
+    Raises
+    ------
+    InputError
+        A file that cannot be written, is damaged, or holds something else.
+    """
+
+    def __init__(self, path):
+        self.path, self.mark, self.found = check_writable(path), "", None
+        if Path(path).exists():
+            self.found = load(path)
+            if "costs_of" not in self.found.attrs:
+                raise InputError(
+                    f"{path} holds something else than the costs of a prescription that was begun: "
+                    "give another name"
+                )
+
+    def of(self, *what) -> KeptCosts:
+        """Say what decides the costs, tensors and text; those of anything else are not read."""
+        digest = hashlib.sha256()
+        for x in what:
+            x = x.cpu().numpy().tobytes() if isinstance(x, torch.Tensor) else str(x).encode()
+            digest.update(hashlib.sha256(x).digest())
+        self.mark = digest.hexdigest()
+        return self
+
+    def read(self, shape) -> np.ndarray:
+        """Costs of an earlier run for the same, and NaN elsewhere."""
+        if self.found is None or self.found.attrs["costs_of"] != self.mark:
+            return np.full(shape, np.nan)
+        return self.found["window_cost"].values.copy()
+
+    def write(self, cost: np.ndarray) -> None:
+        """Replace the file by one with these costs."""
+        data = xr.Dataset({"window_cost": (("window", "layer", "action"), cost)})
+        save(data.assign_attrs(costs_of=self.mark), self.path)
 
 
 class Restarts:

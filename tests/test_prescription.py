@@ -384,7 +384,7 @@ def test_the_command_prescribes_checks_and_writes(tmp_path, capsys):
         assert words in capsys.readouterr().err
 
 
-def test_a_kill_while_the_plan_is_written_leaves_nothing(tmp_path):
+def test_a_kill_while_a_file_is_written_leaves_nothing(tmp_path):
     text = "a rose is a rose is a rose, and so on, and so on to the end. " * 40
     (tmp_path / "text.txt").write_text(text)
     characters = "".join(sorted(set(text)))
@@ -408,3 +408,32 @@ main(sys.argv[1:])
     done = subprocess.run([sys.executable, "-c", killed, *asked], capture_output=True, text=True)
     assert done.returncode == 143, done.stderr
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_the_command_goes_on_after_a_kill(tmp_path, capsys):
+    text = "a rose is a rose is a rose, and so on, and so on to the end. " * 40
+    (tmp_path / "text.txt").write_text(text)
+    characters = "".join(sorted(set(text)))
+    model = GPT(GPTConfig(3, 2, 8, 16, len(characters), dropout=0.0))
+    save_checkpoint(tmp_path / "model", model, meta={"characters": characters})
+    killed = """
+import os, signal, sys, time
+from attnlib.restarts import KeptCosts
+write = KeptCosts.write
+def written(self, cost):
+    write(self, cost)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+KeptCosts.write = written
+from attnlib.__main__ import main
+main(sys.argv[1:])
+"""
+    out = tmp_path / "out" / "plan.nc"
+    asked = ["prescribe", str(tmp_path / "model"), "--text", str(tmp_path / "text.txt")]
+    asked += ["--length", "12", "--out", str(out)]
+    done = subprocess.run([sys.executable, "-c", killed, *asked], capture_output=True, text=True)
+    assert done.returncode == 143, done.stderr
+    assert [path.name for path in out.parent.iterdir()] == ["plan.begun.nc"]
+    assert main(asked) == 0
+    assert "3/9" in capsys.readouterr().err  # the bar starts where the killed run was
+    assert [path.name for path in out.parent.iterdir()] == ["plan.nc"]

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+import xarray as xr
 from test_conversion import hugging_face, ours, tokens_of, weights_of
 
-from attnlib import linearize, lower_rank, reference_means, window_losses
+from attnlib import (
+    InputError,
+    linearize,
+    lower_rank,
+    prescribe,
+    reference_means,
+    save,
+    window_losses,
+)
 from attnlib.capture import reader_of
 from attnlib.restarts import Restarts
 
@@ -80,3 +90,79 @@ def test_a_model_whose_layers_look_further_back_is_run_as_a_whole():
         torch.testing.assert_close(
             restarts.losses(changed, layer), window_losses(changed, tokens), rtol=0, atol=0
         )
+
+
+# ------------------------------------------------------------------ after a kill
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Layers that were tried; after `last` of them the next is interrupted."""
+    tried, whole = [], Restarts.losses
+
+    def losses(self, changed, layer):
+        if len(tried) == counts["last"]:
+            raise KeyboardInterrupt
+        tried.append(layer)
+        return whole(self, changed, layer)
+
+    counts = {"last": -1, "tried": tried}
+    monkeypatch.setattr("attnlib.restarts.Restarts.losses", losses)
+    return counts
+
+
+@pytest.mark.parametrize("make", [ours, lambda: hugging_face("llama", 3)])
+def test_a_prescription_goes_on_after_a_kill(make, tmp_path, counted):
+    model, tokens, file = make(), tokens_of(8, 10), tmp_path / "costs.nc"
+    unbroken = prescribe(model, tokens, ranks=[2])
+    asked = list(counted["tried"])
+    counted["tried"].clear()
+    counted["last"] = len(asked) - 3  # within layer 2: one candidate of it is done
+    with pytest.raises(KeyboardInterrupt):
+        prescribe(model, tokens, ranks=[2], keep=file)
+    counted["last"] = -1
+    counted["tried"].clear()
+    again = prescribe(model, tokens, ranks=[2], keep=file)
+    assert counted["tried"].count(1) == 0  # layer 1 was there
+    assert counted["tried"].count(2) == 2
+    xr.testing.assert_identical(again, unbroken)
+    counted["tried"].clear()
+    some = prescribe(model, tokens, ranks=[2], keep=file, layers=[2])
+    assert set(counted["tried"]) <= {3}  # the check of a restart alone
+    assert np.isnan(some["cost"].sel(layer=[1, 3], action=["rank 2", "linear"])).all()
+
+
+def test_costs_of_something_else_are_not_taken(tmp_path, counted):
+    file, tokens = tmp_path / "costs.nc", tokens_of(8, 10)
+    prescribe(ours(), tokens, ranks=[2], keep=file)
+    for model, texts, ranks in (
+        (ours("sd"), tokens, [2]),
+        (ours(), tokens_of(8, 10, seed=3), [2]),
+        (ours(), tokens, [3]),
+    ):
+        counted["tried"].clear()
+        found = prescribe(model, texts, ranks=ranks, keep=file)
+        assert counted["tried"].count(1) == 2
+        xr.testing.assert_identical(found, prescribe(model, texts, ranks=ranks))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:900]), "delete it"),
+        (lambda path: path.write_text("mine"), "delete it"),
+        (lambda path: save(xr.Dataset({"x": 1.0}), path), "holds something else"),
+    ],
+)
+def test_a_file_that_holds_no_costs_is_refused_and_left(damage, words, tmp_path, counted):
+    file = tmp_path / "costs.nc"
+    prescribe(ours(), tokens_of(8, 10), keep=file)
+    damage(file)
+    left = file.read_bytes()
+    counted["tried"].clear()
+    with pytest.raises(InputError, match=words):
+        prescribe(ours(), tokens_of(8, 10), keep=file)
+    assert file.read_bytes() == left
+    assert not counted["tried"]
+    with pytest.raises(InputError, match=r"ends in \.nc"):
+        prescribe(ours(), tokens_of(8, 10), keep=tmp_path / "costs.csv")
