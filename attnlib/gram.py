@@ -22,7 +22,7 @@ from .wavelet import OMEGA0
 
 GRAM_ONLY = ("rounding", "snapshot", "snapshot_")  # coordinates that results leave behind
 BLOCK_BYTES = 4 * 2**20
-GRAM_BYTES = 16 * 2**20
+GRAM_BYTES = 4 * 2**20
 
 
 def _copy_diagonals(field: torch.Tensor, lags: np.ndarray, convention: str, out) -> None:
@@ -206,6 +206,9 @@ def gram_and_sums(field, windows, convention) -> tuple[torch.Tensor, ...]:
     n = len(field)
     total = torch.zeros(len(windows), n, n, dtype=torch.float64, device=field.device)
     squares = torch.from_numpy(windows**2).to(total)  # (S, L)
+    # A weight this far below the largest is lost in rounding the sum, twice over.
+    negligible = torch.finfo(squares.dtype).eps ** 2 * squares.amax(1, keepdim=True)
+    squares = torch.where(squares < negligible, 0, squares)
     steady, sums, waiting = total.new_empty(squares.shape[1]), [], None
     for index, steady[index], u in _each_block(field, convention):
         sums.append(u.sum(-1).T)
@@ -228,6 +231,13 @@ def gram_and_sums(field, windows, convention) -> tuple[torch.Tensor, ...]:
 
 
 def _add_lags(total: torch.Tensor, squares: torch.Tensor, gram: torch.Tensor) -> None:
-    """Add the first L of the Grams ``(L or more, N, N)``, as weighted at each scale ``(S, L)``."""
-    gram = gram[: squares.shape[1]]
-    total.view(len(total), -1).addmm_(squares, gram.flatten(1))  # (S, lag) (lag, N N)
+    """Add the first L of the Grams ``(L or more, N, N)``, as weighted at each scale ``(S, L)``.
+
+    A window far from its lags weighs nothing: scales before the first and after the last that has
+    a weight here are passed over, which for scales in order are most of them.
+    """
+    live = squares.any(1).nonzero()
+    if len(live):
+        some = slice(int(live[0]), int(live[-1]) + 1)
+        gram = gram[: squares.shape[1]].flatten(1)  # (lag, N N)
+        total[some].flatten(1).addmm_(squares[some], gram)

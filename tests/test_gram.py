@@ -71,6 +71,23 @@ def test_a_scale_is_a_weighted_sum_of_lags(make_fields):
     np.testing.assert_allclose(direct.sum("snapshot"), 0, atol=1e-9)  # centred
 
 
+@pytest.mark.parametrize("lags_at_once", [1, 7, 1000])
+def test_lags_that_weigh_nothing_are_passed_over(make_fields, monkeypatch, lags_at_once):
+    """Narrow windows, scales in no order: most weights are beyond rounding, one is everywhere."""
+    n, scales, width = 5, [30.0, 2.0, np.inf, 9.0], 0.2
+    monkeypatch.setattr("attnlib.gram.BLOCK_BYTES", 1)
+    monkeypatch.setattr("attnlib.gram.GRAM_BYTES", 8 * n * n * lags_at_once)
+    fields = make_fields(n=n, t=90)
+    gram = lag_gram(fields)
+    weights = lag_window(gram["lag"].values, np.array(scales), width=width) ** 2
+    assert (weights < 1e-32).mean() > 0.4
+    plain = np.einsum("al,lst->ast", weights, gram.values[0])
+    direct = scale_gram(fields, scales, width=width).values[0]
+    np.testing.assert_allclose(direct, plain, rtol=0, atol=1e-14 * abs(plain).max())
+    small = scale_gram(fields, [2.0, 2.01], width=width).values[0, 0]
+    np.testing.assert_allclose(small, plain[1], rtol=0, atol=1e-14 * abs(plain[1]).max())
+
+
 def test_published_scales_are_all_the_same(make_fields):
     """Under a causal mask the forward reading leaves the diagonal, where every window is 1."""
     gram = scale_gram(
