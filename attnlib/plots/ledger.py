@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import matplotlib.pyplot as plt
+from matplotlib.ticker import MaxNLocator
 
-VERDICT_COLORS = ("#009E73", "#E69F00", "#D55E00", "0.7", "#0072B2")
+VERDICT_COLORS = ("#009E73", "#E69F00", "#D55E00", "0.7", "#56B4E9")
 
 
 def verdict_counts(rows: list[dict[str, str]], verdicts: tuple[str, ...]):
-    """Claims by verdict, each named: rows from :func:`attnlib.ledger`."""
-    figure, axis = plt.subplots(figsize=(7.0, 0.5 * len(verdicts) + 0.6))
-    for y, (verdict, color) in enumerate(zip(verdicts, VERDICT_COLORS, strict=True)):
-        names = list(dict.fromkeys(r["claim"] for r in rows if r["verdict"] == verdict))
-        axis.barh(y, len(names), color=color, height=0.6)
-        axis.text(len(names) + 0.1, y, ", ".join(names), va="center")
-    most = max(sum(r["verdict"] == v for r in rows) for v in verdicts)
+    """Claims by verdict, one named cell each: rows from :func:`attnlib.ledger`."""
+    found = [
+        list(dict.fromkeys(row["claim"] for row in rows if row["verdict"] == verdict))
+        for verdict in verdicts
+    ]
+    figure, axis = plt.subplots(figsize=(7.0, 0.4 * len(verdicts) + 0.6))
+    for y, (names, color) in enumerate(zip(found, VERDICT_COLORS, strict=True)):
+        for x, name in enumerate(names):
+            axis.barh(y, 1, left=x, color=color, edgecolor="white", height=0.7)
+            axis.text(x + 0.5, y, name, ha="center", va="center", fontsize=8)
     axis.set(yticks=range(len(verdicts)), yticklabels=verdicts, xlabel="claims")
-    axis.set_xlim(0, most + 3)
-    axis.set_xticks(range(most + 1))
-    axis.invert_yaxis()
+    axis.set(xlim=(0, max(10, *map(len, found))), ylim=(len(verdicts) - 0.5, -0.5))
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
