@@ -107,6 +107,23 @@ def measure_training() -> list[dict]:
     return rows
 
 
+def measure_training_memory() -> list[dict]:
+    """What one training step adds to memory, by context."""
+    rows = []
+    for name, kind in KINDS.items():
+        kind = json.dumps(kind)
+        grown = [
+            in_fresh_process("benchmarks.acting", "training", kind, str(t))["growth"]
+            for t in CONTEXTS
+        ]
+        figure = ", ".join(
+            f"{t:,}: {g / 2**20:.0f} MiB" for t, g in zip(CONTEXTS, grown, strict=True)
+        )
+        what = f"GPT of 4.8 M weights, {name}: peak memory of a training step at context"
+        rows.append({"what": what, "figure": figure})
+    return rows
+
+
 def measure_prescription() -> list[dict]:
     """A plan for SmolLM2-135M: linear attention and two ranks in each of 30 layers."""
     found = in_fresh_process("benchmarks.acting", "prescription")
@@ -126,6 +143,7 @@ def measure_acting() -> list[dict]:
         *measure_chunks(),
         *measure_generation(),
         *measure_training(),
+        *measure_training_memory(),
         *measure_prescription(),
     ]
 
@@ -147,9 +165,28 @@ def _memory(t: str) -> dict:
     return {"growth": peak() - before}
 
 
-def _generation(kind: str) -> dict:
+def _model_of(kind: str, context: int):
     kind = json.loads(kind)
-    model = model_of(tuple(kind) if isinstance(kind, list) else kind, max(CONTEXTS) + 64)
+    return model_of(tuple(kind) if isinstance(kind, list) else kind, context)
+
+
+def _training(kind: str, t: str) -> dict:
+    model = _model_of(kind, int(t)).train()
+
+    def step(length):
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(65, (1, length + 1), generator=generator)
+        model(tokens[:, :-1], tokens[:, 1:])[1].backward()
+
+    step(64)  # libraries and threads are there, and so is room for the gradients
+    reset_peak()
+    before = peak()
+    step(int(t))
+    return {"growth": peak() - before}
+
+
+def _generation(kind: str) -> dict:
+    model = _model_of(kind, max(CONTEXTS) + 64)
     rows = []
     for t in CONTEXTS:
         tokens = torch.randint(65, (1, t), generator=torch.Generator().manual_seed(0))
@@ -185,8 +222,13 @@ def _prescription() -> dict:
 
 def main() -> None:
     what, *rest = sys.argv[1:]
-    found = {"memory": _memory, "generation": _generation, "prescription": _prescription}[what]
-    print(json.dumps(found(*rest)))
+    measures = {
+        "memory": _memory,
+        "generation": _generation,
+        "training": _training,
+        "prescription": _prescription,
+    }
+    print(json.dumps(measures[what](*rest)))
 
 
 if __name__ == "__main__":
