@@ -206,7 +206,8 @@ def gram_and_sums(field, windows, convention) -> tuple[torch.Tensor, ...]:
     n = len(field)
     total = torch.zeros(len(windows), n, n, dtype=torch.float64, device=field.device)
     squares = torch.from_numpy(windows**2).to(total)  # (S, L)
-    # A weight this far below the largest is lost in rounding the sum, twice over.
+    # A weight this far below the largest is lost in rounding the sum, unless its lag holds 1 / eps
+    # times the energy of those that weigh.
     negligible = torch.finfo(squares.dtype).eps ** 2 * squares.amax(1, keepdim=True)
     squares = torch.where(squares < negligible, 0, squares)
     steady, sums, waiting = total.new_empty(squares.shape[1]), [], None

@@ -54,8 +54,7 @@ def prescribe(
     Half of the windows tell ranks and make the maps of lower rank; on the other half each candidate
     is tried in each layer alone. The plan is the choice, one candidate a layer, that saves most
     while the costs of its layers, added up, stay within the tolerance. That costs add up is an
-    assumption, and in our models they come to more than their sum (notebook 18 tells by what
-    factor): run :func:`apply` and measure.
+    assumption (notebook 18 tells how far off it is): run :func:`apply` and measure.
 
     Parameters
     ----------
@@ -226,7 +225,7 @@ def _measured(model, tokens, ranks, linear, context, layers, keep, progress) -> 
         entropy[layer - 1] += float(torch.special.entr(weights.double()).sum(-1).mean((1, 2)).sum())
 
     if kept is not None:
-        kept.of(tokens, base, actions)
+        kept.of(tokens, base, actions, *model.state_dict().values())
     cost = single_costs(
         reader, held_out, base, layers, actions, means, kept=kept, progress=progress
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -92,10 +94,12 @@ class KeptCosts:
     """
 
     def __init__(self, path):
+        if not isinstance(path, str | os.PathLike):
+            raise InputError(f"keep is the path of a file, not {path!r}")
         self.path, self.mark, self.found = check_writable(path), "", None
         if Path(path).exists():
             self.found = load(path)
-            if "costs_of" not in self.found.attrs:
+            if "costs_of" not in self.found.attrs or "window_cost" not in self.found:
                 raise InputError(
                     f"{path} holds something else than the costs of a prescription that was begun: "
                     "give another name"
@@ -103,18 +107,23 @@ class KeptCosts:
 
     def of(self, *what) -> KeptCosts:
         """Say what decides the costs, tensors and text; those of anything else are not read."""
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(version("attnlib").encode())
         for x in what:
-            x = x.cpu().numpy().tobytes() if isinstance(x, torch.Tensor) else str(x).encode()
+            if isinstance(x, torch.Tensor):  # as bytes: NumPy has no bfloat16
+                x = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            else:
+                x = str(x).encode()
             digest.update(hashlib.sha256(x).digest())
         self.mark = digest.hexdigest()
         return self
 
     def read(self, shape) -> np.ndarray:
         """Costs of an earlier run for the same, and NaN elsewhere."""
-        if self.found is None or self.found.attrs["costs_of"] != self.mark:
-            return np.full(shape, np.nan)
-        return self.found["window_cost"].values.copy()
+        if self.found is not None and self.found.attrs["costs_of"] == self.mark:
+            cost = self.found["window_cost"].values.copy()
+            if cost.shape == shape:
+                return cost
+        return np.full(shape, np.nan)
 
     def write(self, cost: np.ndarray) -> None:
         """Replace the file by one with these costs."""
@@ -135,21 +144,44 @@ class Restarts:
     tokens : torch.Tensor
         ``(n, T + 1)`` windows.
     own : torch.Tensor
-        ``(n,)``: the losses of the model itself. A model that does not give them again when only
-        its last layer is run, because its layers look at more than the one before, is always run
-        as a whole.
+        ``(n,)``: the losses of the model itself. A model whose layers do not give the same when
+        each starts from the one before, because they look at more than that, is always run as a
+        whole; so is one that cannot be started within.
     """
 
     def __init__(self, reader, tokens: torch.Tensor, own: torch.Tensor, batch_size: int = 32):
         self._blocks, self._batches = block_names(reader), tokens.split(batch_size)
         self._start(reader.model)
-        last = len(self._blocks)
-        if last > 1:
-            self._given, self._layer = self._outputs(last - 1), last
-            again = self.losses(sharing_weights(reader.model), last)
-            if not torch.allclose(again, own, rtol=1e-4, atol=1e-5):
+        if len(self._blocks) > 1:
+            try:
+                same = self._same(reader.model, own)
+            except Exception:  # of a model's own code, for which whole runs are good enough
+                same = False
+            if not same:
                 self._blocks = []
             self._start(reader.model)
+
+    def _same(self, model, own: torch.Tensor) -> bool:
+        """Whether layers, each started from the one before, do what they do in a whole run."""
+        batches, whole, copy = self._batches, [], sharing_weights(model)
+        self._batches, self._given = batches[:1], [None]
+        try:
+            for name in self._blocks:
+                copy.get_submodule(name).register_forward_hook(
+                    lambda _, __, output: whole.append(_first(output).clone())
+                )
+            window_losses(copy, batches[0])
+            for layer, expected in enumerate(whole[:-1], start=1):
+                # What a layer may have kept for a later one is of other tokens, and shows.
+                self._model = sharing_weights(model)
+                window_losses(self._model, batches[0][:1].flip(1))
+                self._given, self._layer = self._outputs(layer), layer + 1
+                if not torch.allclose(_first(self._given[0]), expected, rtol=1e-4, atol=1e-5):
+                    return False
+            again = self.losses(sharing_weights(model), len(self._blocks))
+        finally:
+            self._batches = batches
+        return torch.allclose(again, own[: len(again)], rtol=1e-4, atol=1e-5)
 
     def _start(self, model) -> None:
         self._model, self._layer = sharing_weights(model), 1
@@ -157,6 +189,8 @@ class Restarts:
 
     def losses(self, changed, layer: int) -> torch.Tensor:
         """``(n,)`` losses of a copy changed in `layer`. The copy is good for nothing else then."""
+        if layer < self._layer:
+            raise ValueError(f"layer {layer} was asked for after layer {self._layer}")
         while self._blocks and self._layer < layer:
             self._given = self._outputs(self._layer)
             self._layer += 1
@@ -177,12 +211,17 @@ class Restarts:
             except _Reached as reached:
                 outputs.append(reached.output)
         hook.remove()
+        if len(outputs) < len(self._batches):
+            raise RuntimeError("a layer was not reached: the model calls it in its own way")
         return outputs
 
     def _pass_over(self, model, given) -> None:
         """Let the blocks before the layer that is next hand on what the last of them gave."""
         for name in self._blocks[: self._layer - 1]:
-            model.get_submodule(name).forward = lambda *_, **__: given
+            block = model.get_submodule(name)
+            block.forward = lambda *_, **__: given
+            block._forward_hooks.clear()  # they have seen it, when it was made
+            block._forward_pre_hooks.clear()
 
 
 def block_names(reader) -> list[str]:
@@ -197,6 +236,11 @@ def block_names(reader) -> list[str]:
                 break
     whole = len(found) == len(set(found)) == reader.n_layer
     return found if whole else []
+
+
+def _first(output) -> torch.Tensor:
+    """What a block gives for the first window: ``(1, T, d)``."""
+    return (output[0] if isinstance(output, tuple) else output)[:1]
 
 
 class _Reached(Exception):

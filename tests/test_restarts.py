@@ -18,7 +18,7 @@ from attnlib import (
     window_losses,
 )
 from attnlib.capture import reader_of
-from attnlib.restarts import Restarts
+from attnlib.restarts import Restarts, block_names
 
 
 def with_sdpa():
@@ -166,3 +166,69 @@ def test_a_file_that_holds_no_costs_is_refused_and_left(damage, words, tmp_path,
     assert not counted["tried"]
     with pytest.raises(InputError, match=r"ends in \.nc"):
         prescribe(ours(), tokens_of(8, 10), keep=tmp_path / "costs.csv")
+
+
+# ------------------------------------------------------------------ models with hooks
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "neox"])
+@pytest.mark.parametrize("hooked", [0, 1, 2])
+def test_hooks_of_a_model_act_once(kind, hooked):
+    model, tokens = hugging_face(kind, 4), tokens_of(6, 10)
+    block = model.get_submodule(block_names(reader_of(model))[hooked])
+
+    def louder(module, inputs, output):
+        return (output[0] * 1.5, *output[1:]) if isinstance(output, tuple) else output * 1.5
+
+    block.register_forward_hook(louder)
+    means = reference_means(model, tokens[:, :-1])
+    restarts = Restarts(reader_of(model), tokens, window_losses(model, tokens))
+    assert restarts._blocks
+    for layer in (1, 2, 3, 4):
+        changed = lower_rank(model, 2, [layer], reference=means)
+        whole = window_losses(lower_rank(model, 2, [layer], reference=means), tokens)
+        torch.testing.assert_close(restarts.losses(changed, layer), whole)
+
+
+@pytest.mark.parametrize(("source", "reads"), [(0, 1), (0, 2), (1, 2), (0, 3)])
+def test_a_layer_anywhere_that_looks_further_back_is_found(source, reads):
+    model, tokens, seen = hugging_face("llama", 4), tokens_of(6, 10), {}
+    blocks = model.model.layers
+
+    def remember(module, inputs):
+        seen["x"] = inputs[0]
+
+    def add(module, inputs, output):
+        return output + seen["x"]
+
+    blocks[source].register_forward_pre_hook(remember)
+    blocks[reads].register_forward_hook(add)
+    means = reference_means(model, tokens[:, :-1])
+    restarts = Restarts(reader_of(model), tokens, window_losses(model, tokens))
+    assert not restarts._blocks
+    for layer in (1, 2, 3, 4):
+        changed = lower_rank(model, 2, [layer], reference=means)
+        whole = window_losses(lower_rank(model, 2, [layer], reference=means), tokens)
+        torch.testing.assert_close(restarts.losses(changed, layer), whole)
+
+
+def test_layers_are_asked_for_in_order():
+    model, tokens = ours(), tokens_of(6, 10)
+    restarts = Restarts(reader_of(model), tokens, window_losses(model, tokens))
+    restarts.losses(linearize(model, [3]), 3)
+    with pytest.raises(ValueError, match="layer 1 was asked for after layer 3"):
+        restarts.losses(linearize(model, [1]), 1)
+
+
+def test_weights_that_the_losses_do_not_see_are_seen_by_the_kept_costs(tmp_path):
+    """Tokens of the reference alone: the held-out losses are the same, the costs are not."""
+    model, file, tokens = hugging_face("llama", 3), tmp_path / "costs.nc", tokens_of(8, 10)
+    tokens[4:] %= 4
+    tokens[:4, 1] = 6
+    prescribe(model, tokens, ranks=[2], keep=file)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[6:] *= 5
+    kept = prescribe(model, tokens, ranks=[2], keep=file)
+    xr.testing.assert_identical(kept, prescribe(model, tokens, ranks=[2]))
+    with pytest.raises(InputError, match="path of a file, not 3"):
+        prescribe(model, tokens, ranks=[2], keep=3)
