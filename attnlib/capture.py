@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from .device import pick_device
+from .device import in_evaluation, pick_device
 from .errors import InputError, check_whole
 
 # Attribute of an attention module while something else stands for its logits: a function of
@@ -356,9 +356,7 @@ def run_in_blocks(
     check_whole("block", block)
     where = pick_device(device) if device else next(model.parameters()).device
     model.to(where)
-    was_training = model.training
-    model.eval()
-    try:
+    with in_evaluation(model):
         for start in range(0, len(tokens), block):
             documents, layers = slice(start, min(start + block, len(tokens))), []
             with torch.no_grad():
@@ -366,5 +364,3 @@ def run_in_blocks(
                 run(tokens[documents].to(where), some, layers)
             yield documents, layers
             layers.clear()  # not held while the next block runs
-    finally:
-        model.train(was_training)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from .errors import InputError
@@ -43,3 +46,15 @@ def autocast(device: torch.device, precision: str):
         raise InputError(f"precision is one of {PRECISIONS}, not {precision!r}")
     wide = precision == "float32" or (precision == "auto" and device.type != "cuda")
     return torch.autocast(device.type, torch.bfloat16, enabled=not wide)
+
+
+@contextmanager
+def in_evaluation(model: torch.nn.Module) -> Iterator[None]:
+    """A model in evaluation mode for as long as this lasts; each module gets its own mode back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from .capture import reader_of
-from .device import autocast
+from .device import autocast, in_evaluation
 from .errors import InputError, check_whole, check_windows
 
 
@@ -55,13 +55,9 @@ def position_losses(
 @contextmanager
 def _evaluated(model, precision: str) -> Iterator[torch.device]:
     """The device of a model that is in evaluation mode for as long as this lasts."""
-    device, was_training = next(model.parameters()).device, model.training
-    model.eval()
-    try:
-        with torch.no_grad(), autocast(device, precision):
-            yield device
-    finally:
-        model.train(was_training)
+    device = next(model.parameters()).device
+    with in_evaluation(model), torch.no_grad(), autocast(device, precision):
+        yield device
 
 
 def _check_scored(model, tokens) -> None:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .attention import NORMALIZE_OVER, EnergyGatedAttention, SoftmaxAttention
+from .device import in_evaluation
 from .errors import InputError, check_whole
 from .linear import LinearAttention, LinearSDAttention, LinearState
 from .sd import SDAttention
@@ -350,12 +351,8 @@ class GPT(nn.Module):
             top_k = min(check_whole("top_k", top_k), self.config.vocab_size)
         n_new = check_whole("n_new", n_new, 0)
         generator = torch.Generator(device=tokens.device).manual_seed(check_whole("seed", seed, 0))
-        was_training = self.training
-        self.eval()
-        try:
+        with in_evaluation(self):
             return self._generate(tokens, n_new, temperature, top_k, generator)
-        finally:
-            self.train(was_training)
 
     def _generate(self, tokens, n_new, temperature, top_k, generator):
         cached = all(block.attention.attend_cached is not None for block in self.blocks)

@@ -10,6 +10,7 @@ from attnlib import (
     GPT,
     GPTConfig,
     InputError,
+    attention_fields,
     evaluate,
     look_ahead,
     ngram_loss,
@@ -131,3 +132,14 @@ def test_losses_put_the_mode_back_and_take_tokens_of_32_bits():
         with pytest.raises(TypeError):
             measure(broken, tokens)
         assert broken.training
+
+
+def test_each_module_gets_its_own_mode_back(tiny_model, tokens):
+    model = tiny_model().train()
+    model.blocks[0].eval()
+    modes = [module.training for module in model.modules()]
+    window_losses(model, tokens)
+    attention_fields(model, tokens[:, :-1])
+    model.generate(tokens[0, :2], 2)
+    assert [module.training for module in model.modules()] == modes
+    assert len(set(modes)) == 2
