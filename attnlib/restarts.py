@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -155,8 +156,13 @@ class Restarts:
         if len(self._blocks) > 1:
             try:
                 same = self._same(reader.model, own)
-            except Exception:  # of a model's own code, for which whole runs are good enough
-                same = False
+            except Exception as error:  # whatever a model's own code raises; whole runs will do
+                same, cause = False, f"{type(error).__name__}: {error}"
+                warnings.warn(
+                    f"{type(reader.model).__name__} cannot be started within ({cause}): every "
+                    "candidate runs it as a whole, which takes longer",
+                    stacklevel=2,
+                )
             if not same:
                 self._blocks = []
             self._start(reader.model)

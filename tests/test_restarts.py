@@ -232,3 +232,25 @@ def test_weights_that_the_losses_do_not_see_are_seen_by_the_kept_costs(tmp_path)
     xr.testing.assert_identical(kept, prescribe(model, tokens, ranks=[2]))
     with pytest.raises(InputError, match="path of a file, not 3"):
         prescribe(model, tokens, ranks=[2], keep=3)
+
+
+def test_a_model_that_cannot_be_started_within_says_so_and_is_run_as_a_whole():
+    model, tokens = hugging_face("llama", 3), tokens_of(6, 10)
+    handed = {}
+
+    def keep(module, inputs, output):
+        handed["x"] = output
+
+    def take(module, inputs):
+        return (handed.pop("x"), *inputs[1:])
+
+    model.model.layers[0].register_forward_hook(keep)
+    model.model.layers[1].register_forward_pre_hook(take)
+    means = reference_means(model, tokens[:, :-1])
+    own = window_losses(model, tokens)
+    with pytest.warns(UserWarning, match="LlamaForCausalLM cannot be started within .KeyError"):
+        restarts = Restarts(reader_of(model), tokens, own)
+    for layer in (1, 2, 3):
+        changed = lower_rank(model, 2, [layer], reference=means)
+        whole = window_losses(lower_rank(model, 2, [layer], reference=means), tokens)
+        torch.testing.assert_close(restarts.losses(changed, layer), whole, rtol=0, atol=0)
