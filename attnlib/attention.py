@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .causal import attention_by_blocks, blocks_are_faster, causal_mask
 from .errors import InputError
 
 NORMALIZE_OVER = ("sequence", "query", "key")
@@ -29,8 +30,9 @@ def softmax_attention(q, k, v, *, bias=None, dropout: float = 0.0, need_weights:
     ----------
     q, k, v : torch.Tensor
         ``(B, H, T, D)``, on one device.
-    bias : torch.Tensor, optional
-        Added to the logits: ``(B, H, T)`` per key, or ``(B, H, T, T)`` per query and key.
+    bias : torch.Tensor or callable, optional
+        Added to the logits: ``(B, H, T)`` per key, ``(B, H, T, T)`` per query and key, or what
+        gives it for a block of queries, as in :func:`attnlib.causal.attention_by_blocks`.
     dropout : float
         On the attention weights.
     need_weights : bool
@@ -47,6 +49,11 @@ def softmax_attention(q, k, v, *, bias=None, dropout: float = 0.0, need_weights:
     ----------
     Vaswani et al. 2017, eq. 1.
     """
+    if callable(bias) and not need_weights:
+        scale = 1 / math.sqrt(q.shape[-1])
+        return attention_by_blocks(q, k, v, scale=scale, bias=bias, dropout=dropout), None
+    if callable(bias):
+        bias = bias(0, q.shape[-2])
     per_key = bias is not None and bias.dim() == 3
     if need_weights:
         logits = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, H, T, T)
@@ -55,17 +62,11 @@ def softmax_attention(q, k, v, *, bias=None, dropout: float = 0.0, need_weights:
         weights = logits.masked_fill(~causal_mask(q), float("-inf")).softmax(-1)
         return F.dropout(weights, dropout) @ v, weights
     if bias is None:
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True), None
+        return _causal(q, k, v, 1 / math.sqrt(q.shape[-1]), dropout), None
     if per_key:
         return _per_key_bias_attention(q, k, v, bias, dropout), None
     mask = bias.masked_fill(~causal_mask(q), float("-inf")).to(q.dtype)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout), None
-
-
-def causal_mask(q: torch.Tensor) -> torch.Tensor:
-    """Boolean ``(T, T)``, true where key <= query, on the device of `q`."""
-    n_tokens = q.shape[-2]
-    return torch.ones(n_tokens, n_tokens, dtype=torch.bool, device=q.device).tril()
 
 
 def _per_key_bias_attention(q, k, v, bias, dropout):
@@ -83,13 +84,22 @@ def _per_key_bias_attention(q, k, v, bias, dropout):
     q = F.pad(torch.cat([q, torch.ones_like(q[..., :2])], -1), (0, pad))
     k = F.pad(torch.cat([k, high, low], -1), (0, pad))
     v = F.pad(v, (0, pad + 2))
-    out = F.scaled_dot_product_attention(
-        q, k, v, dropout_p=dropout, is_causal=True, scale=1 / math.sqrt(size)
-    )
-    return out[..., :size]
+    return _causal(q, k, v, 1 / math.sqrt(size), dropout)[..., :size]
 
 
-def standardize_energy(energy: torch.Tensor, normalize_over: str = "sequence") -> torch.Tensor:
+def _causal(q, k, v, scale, dropout):
+    """Without weights, by whichever form is faster."""
+    if blocks_are_faster(q):
+        return attention_by_blocks(q, k, v, scale=scale, dropout=dropout)
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scale)
+
+
+def standardize_energy(
+    energy: torch.Tensor,
+    normalize_over: str = "sequence",
+    *,
+    queries: tuple[int, int] | None = None,
+) -> torch.Tensor:
     """Standardise token energies, z = (e - mean) / deviation.
 
     Parameters
@@ -100,6 +110,9 @@ def standardize_energy(energy: torch.Tensor, normalize_over: str = "sequence") -
         The tokens that mean and deviation are taken over. ``"sequence"`` takes all of the window,
         as published, which lets later tokens change earlier outputs (not causal). ``"query"``
         takes the tokens up to the query, ``"key"`` those up to the key (fit for a KV cache).
+    queries : (int, int), optional
+        Of ``"query"``: the queries from the first to before the second alone, with the keys before
+        the second.
 
     Returns
     -------
@@ -122,10 +135,20 @@ def standardize_energy(energy: torch.Tensor, normalize_over: str = "sequence") -
     mean, scale = mean.float(), (variance + 1e-12).rsqrt().float()
     if normalize_over == "key":
         return (energy - mean) * scale
-    return (energy.unsqueeze(-2) - mean.unsqueeze(-1)) * scale.unsqueeze(-1)
+    start, stop = queries or (0, energy.shape[-1])
+    mean, scale = mean[..., start:stop, None], scale[..., start:stop, None]
+    return (energy[..., None, :stop] - mean) * scale
 
 
-def log_energy_gate(energy, alpha, tau, mix, normalize_over: str = "sequence") -> torch.Tensor:
+def log_energy_gate(
+    energy,
+    alpha,
+    tau,
+    mix,
+    normalize_over: str = "sequence",
+    *,
+    queries: tuple[int, int] | None = None,
+) -> torch.Tensor:
     """Logarithm of the energy gate, log sum_m softmax(mix)_m sigmoid(alpha_m (z_m - tau_m)).
 
     Parameters
@@ -134,7 +157,7 @@ def log_energy_gate(energy, alpha, tau, mix, normalize_over: str = "sequence") -
         ``(B, H, n, T)``: n gate scales.
     alpha, tau, mix : torch.Tensor
         ``(H, n)``: sharpness, threshold, mixing logits.
-    normalize_over
+    normalize_over, queries
         See :func:`standardize_energy`.
 
     Returns
@@ -146,10 +169,10 @@ def log_energy_gate(energy, alpha, tau, mix, normalize_over: str = "sequence") -
     ----------
     Energy-gated attention (Zeris 2026): e_j energy, g_j = sigmoid(alpha (z_j - tau)).
     """
-    z = standardize_energy(energy, normalize_over)
+    z = standardize_energy(energy, normalize_over, queries=queries)
     ones = (1,) * (z.dim() - 3)
     alpha, tau = (p.view(*p.shape, *ones).float() for p in (alpha, tau))
-    log_gates = F.logsigmoid(alpha * (z - tau))
+    log_gates = F.logsigmoid(torch.addcmul(-alpha * tau, alpha, z))
     if mix.shape[-1] == 1:  # nothing to mix
         return log_gates.squeeze(2)
     weight = mix.float().log_softmax(-1).view(*mix.shape, *ones)
@@ -319,7 +342,9 @@ class EnergyGatedAttention(SoftmaxAttention):
     attend_cached = None  # energies are standardised over tokens that are yet to come
 
     def attend(self, x, q, k, v, dropout, need_weights):
-        log_gate = log_energy_gate(
-            self.token_energy(x), self.alpha, self.tau, self.mix, self.normalize_over
-        )
+        gate = (self.token_energy(x), self.alpha, self.tau, self.mix, self.normalize_over)
+        if self.normalize_over == "query":
+            log_gate = lambda *queries: log_energy_gate(*gate, queries=queries)  # noqa: E731
+        else:
+            log_gate = log_energy_gate(*gate)
         return energy_gated_attention(q, k, v, log_gate, dropout=dropout, need_weights=need_weights)

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 
 from .capture import reader_of
 from .errors import InputError, check_windows
+from .optimizers import Optimizers
 from .surgery import check_layers
-from .training import TrainConfig, learning_rate
+from .training import TrainConfig, training_steps
 
 
 def heal(
@@ -33,8 +34,8 @@ def heal(
     tokens : torch.Tensor
         ``(n, T + 1)`` windows to train on, drawn at random.
     config : TrainConfig, optional
-        Its steps, batch_size, learning_rate, betas, weight_decay, warmup, clip and seed count; by
-        default 100 steps of 4 windows.
+        Its steps, batch_size, accumulate, optimizer, learning_rate, betas, weight_decay, warmup,
+        clip and seed count; by default 100 steps of 4 windows. In float32.
     what : {"attention", "all"} or sequence of str
         What is trained: the attention of `layers`, everything, or the parameters whose names match
         one of these patterns (as in ``"blocks.0.attention.*"``). Nothing else moves.
@@ -73,11 +74,9 @@ def heal(
         raise InputError("weights of float16 overflow in training: make the model .float() first")
     before = {name: p.detach().clone() for name, p in trained.items()}
     wanted = {p: (p.requires_grad, p.grad) for p in model.parameters()}
-    optimizer = torch.optim.AdamW(
-        trained.values(), config.learning_rate, config.betas, weight_decay=config.weight_decay
-    )
+    optimizers = Optimizers(model, config, trained)
     was_training = model.training
-    bar = tqdm(range(config.steps), "healing", disable=not progress, file=sys.stderr)
+    bar = tqdm(desc="healing", total=config.steps, disable=not progress, file=sys.stderr)
     try:
         for p in wanted:
             p.requires_grad_(False)
@@ -86,7 +85,7 @@ def heal(
             p.requires_grad_(True)
         model.train()
         with torch.enable_grad():
-            losses = _train(model, tokens, trained, optimizer, config, bar)
+            losses = _train(model, tokens, optimizers, config, bar)
     except BaseException:
         with torch.no_grad():
             for name, p in trained.items():
@@ -94,6 +93,7 @@ def heal(
         model.train(was_training)
         raise
     finally:
+        bar.close()
         for p, (needed, grad) in wanted.items():
             p.requires_grad_(needed)
             p.grad = grad
@@ -101,36 +101,37 @@ def heal(
     return {"loss": losses, "n_trained": sum(p.numel() for p in trained.values())}
 
 
-def _train(model, tokens, trained, optimizer, config, steps) -> list[float]:
+def _train(model, tokens, optimizers, config, bar) -> list[float]:
     """The loss of each step; refuses what is not finite."""
-    generator = torch.Generator().manual_seed(config.seed)
     where, losses = next(model.parameters()).device, []
 
-    def check(what: str, value: torch.Tensor, step: int) -> None:
-        if not bool(torch.isfinite(value)):
-            raise InputError(
-                f"{what} not finite at step {step + 1}: lower learning_rate "
-                f"({config.learning_rate})"
-            )
+    def drawn():
+        generator = torch.Generator().manual_seed(config.seed)
+        while True:
+            block = tokens[torch.randint(len(tokens), (config.batch_size,), generator=generator)]
+            yield block[:, :-1].long(), block[:, 1:].long()
 
-    for step in steps:
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, config)
-        drawn = torch.randint(len(tokens), (config.batch_size,), generator=generator)
-        batch = tokens[drawn].to(where).long()
-        logits = model(batch[:, :-1])[0].float()
+    def loss_of(x, y):
+        logits = model(x)[0].float()
         if logits.shape[-1] != model.config.vocab_size:
             raise InputError(f"{type(model).__name__} does not predict tokens: it has no loss")
-        loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
-        check("the loss is", loss.detach(), step)
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(trained.values(), config.clip)
-        check("gradients are", norm, step)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        losses.append(float(loss.detach()))
-    check("weights are", sum(p.detach().abs().sum() for p in trained.values()), config.steps - 1)
+        return F.cross_entropy(logits.flatten(0, 1), y.flatten())
+
+    for done, loss, norm in training_steps(loss_of, drawn(), optimizers, config, where):
+        for what, value in (("the loss is", loss), ("gradients are", norm)):
+            _check_finite(what, value, done, config)
+        losses.append(float(loss))
+        bar.update()
+    total = sum(p.detach().abs().sum() for p in optimizers.whole.values())
+    _check_finite("weights are", total, config.steps, config)
     return losses
+
+
+def _check_finite(what: str, value: torch.Tensor, step: int, config: TrainConfig) -> None:
+    if not bool(torch.isfinite(value)):
+        raise InputError(
+            f"{what} not finite at step {step}: lower learning_rate ({config.learning_rate})"
+        )
 
 
 def _declared(model, reader, what, layers) -> dict[str, torch.nn.Parameter]:

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .attention import SoftmaxAttention, causal_mask
+from .attention import SoftmaxAttention
+from .causal import attention_by_blocks, blocks_are_faster, causal_mask
 from .errors import InputError
 
 SHORT = 128  # tokens: up to here the plain form is quicker, and its weights are small
@@ -73,6 +74,12 @@ def sd_attention(q, k, v, damping, *, dropout: float = 0.0, need_weights: bool =
 
 def _attend(q, k, v, damping, dropout, need_weights):
     """As `sd_attention`, of inputs that fit: looking at the damping would make a GPU wait."""
+    if not need_weights and blocks_are_faster(q):
+        wide_q, wide_k = torch.cat([q, -k], -1), torch.cat([k, q], -1)
+        scale = 1 / math.sqrt(q.shape[-1])
+        return attention_by_blocks(
+            wide_q, wide_k, v, scale=scale, own=-damping, dropout=dropout
+        ), None
     if not (need_weights or dropout > 0 or q.shape[-2] <= SHORT):
         return _fused(q, k, v, damping), None
     logits = sd_logits(q, k, damping, hidden=~causal_mask(q))

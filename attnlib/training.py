@@ -8,6 +8,8 @@ import math
 import os
 import shutil
 import sys
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -20,10 +22,17 @@ from .checkpoints import (
     save_checkpoint,
 )
 from .corpus import batches, make_tokenizer, split_tokens, text_hash, windows
-from .device import PRECISIONS, autocast, pick_device
+from .device import PRECISIONS, autocast, pick_device, training_precision
 from .errors import InputError
 from .evaluation import evaluate
 from .gpt import GPT, GPTConfig
+from .optimizers import OPTIMIZERS, Optimizers, learning_rate
+
+# Modules whose text decides a run's weights.
+DECISIVE = (
+    "attention", "causal", "sd", "linear", "gpt", "optimizers", "training", "evaluation", "corpus",
+)  # fmt: skip
+HISTORY = ("train_loss", "val_loss", "val_loss_se", "grad_norm")
 
 
 @dataclass(frozen=True)
@@ -34,9 +43,12 @@ class TrainConfig:
     ----------
     steps, batch_size, accumulate : int
         Optimizer steps; windows a step; in how many micro-batches they are computed.
+    optimizer : {"adamw", "muon", "muon-vo"}
+        AdamW; Muon on the matrices of the blocks and AdamW on the rest; or the same with the
+        queries' and keys' matrices left to AdamW. Muon needs torch 2.9.
     learning_rate, betas, weight_decay, warmup, clip
-        AdamW (decay on matrices alone), linear warm-up over `warmup` steps, cosine to 0, gradient
-        norm clipped to `clip`.
+        Of both optimizers (decay on matrices alone): linear warm-up over `warmup` steps, cosine to
+        0, gradient norm clipped to `clip`. `betas` are AdamW's; Muon's momentum is 0.95.
     eval_every, eval_windows : int
         Validation loss on `eval_windows` fixed disjoint windows, every `eval_every` steps.
     checkpoint_every : int
@@ -53,7 +65,8 @@ class TrainConfig:
     device : {"auto", "cuda", "mps", "cpu"}
         ``"auto"`` takes the first of them that the machine has.
     precision : {"auto", "float32", "bfloat16"}
-        ``"auto"``: bfloat16 autocast on a GPU, float32 on a CPU.
+        Of the products: ``"auto"`` is bfloat16 autocast where that is faster, see
+        :func:`attnlib.device.training_precision`. Weights and losses stay float32.
     compile : bool
         ``torch.compile`` the model.
     """
@@ -61,6 +74,7 @@ class TrainConfig:
     steps: int = 5000
     batch_size: int = 64
     accumulate: int = 1
+    optimizer: str = "adamw"
     learning_rate: float = 3e-4
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
@@ -93,60 +107,80 @@ class TrainConfig:
             raise InputError(
                 f"batch_size={self.batch_size} does not divide into accumulate={self.accumulate}"
             )
+        if self.optimizer not in OPTIMIZERS:
+            raise InputError(f"optimizer is one of {OPTIMIZERS}, not {self.optimizer!r}")
         if self.precision not in PRECISIONS:
             raise InputError(f"precision is one of {PRECISIONS}, not {self.precision!r}")
 
 
-def learning_rate(step: int, config: TrainConfig) -> float:
-    """Linear warm-up, then cosine to 0 at ``config.steps``."""
-    if step < config.warmup:
-        return config.learning_rate * (step + 1) / config.warmup
-    progress = (step - config.warmup) / max(1, config.steps - config.warmup)
-    return 0.5 * config.learning_rate * (1 + math.cos(math.pi * progress))
-
-
-def _optimizer(model: GPT, config: TrainConfig, device: torch.device) -> torch.optim.AdamW:
-    """AdamW that decays matrices and embeddings, not biases, gains and gate scalars."""
-    named = list(model.named_parameters())
-    decay = [p for n, p in named if p.dim() >= 2 and n.rsplit(".", 1)[-1] == "weight"]
-    rest = [p for n, p in named if not (p.dim() >= 2 and n.rsplit(".", 1)[-1] == "weight")]
-    groups = [
-        {"params": decay, "weight_decay": config.weight_decay},
-        {"params": rest, "weight_decay": 0.0},
-    ]
-    fused = device.type in ("cuda", "cpu")
-    return torch.optim.AdamW(groups, config.learning_rate, config.betas, fused=fused)
-
-
-def _training_state(model: GPT, optimizer, device: torch.device) -> dict[str, torch.Tensor]:
-    state = {"rng.cpu": torch.get_rng_state()}
+def training_state(optimizers: Optimizers, device: torch.device) -> dict[str, torch.Tensor]:
+    """What a training needs beside the weights to go on as if it had never stopped."""
+    state = {"rng.cpu": torch.get_rng_state(), **optimizers.state()}
     if device.type == "cuda":
         state["rng.cuda"] = torch.cuda.get_rng_state(device)
-    for name, parameter in model.named_parameters():
-        for key, value in optimizer.state[parameter].items():
-            state[f"{name}|{key}"] = value.detach().cpu().contiguous()
     return state
 
 
-def _restore_training_state(state: dict, model: GPT, optimizer, device: torch.device) -> None:
-    torch.set_rng_state(state["rng.cpu"])
-    if device.type == "cuda" and "rng.cuda" in state:
-        torch.cuda.set_rng_state(state["rng.cuda"], device)
-    parameters = dict(model.named_parameters())
-    for name, value in state.items():
-        if "|" in name:
-            owner, key = name.split("|")
-            # AdamW keeps its step count on the CPU unless it is fused.
-            keep = key == "step" and device.type != "cuda"
-            optimizer.state[parameters[owner]][key] = value if keep else value.to(device)
+def restore_training_state(state: dict, optimizers: Optimizers, device: torch.device) -> None:
+    torch.set_rng_state(state.pop("rng.cpu"))
+    if "rng.cuda" in state:
+        on_gpu = state.pop("rng.cuda")
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(on_gpu, device)
+    optimizers.restore(state)
+
+
+def training_steps(
+    loss_of: Callable,
+    stream: Iterator,
+    optimizers: Optimizers,
+    config: TrainConfig,
+    device: torch.device,
+    *,
+    precision: str = "float32",
+    first: int = 0,
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """The one loop: loss and gradient in micro-batches, clip, step.
+
+    Parameters
+    ----------
+    loss_of : callable
+        Inputs and targets ``(B, T)`` on `device` to their loss in nats.
+    stream : iterator
+        Of (inputs, targets), ``batch_size`` windows each.
+    optimizers : Optimizers
+        Over what is trained; the norm of their parameters' gradient is clipped.
+    config : TrainConfig
+    device : torch.device
+    precision : {"float32", "bfloat16"}
+    first : int
+        Steps that were taken before.
+
+    Yields
+    ------
+    done, loss, norm
+        Steps taken, their last one's loss and gradient norm before clipping, scalars on `device`.
+        Where either is not finite the step is not taken on a CPU, whose values are at hand; a GPU
+        would have to wait for them.
+    """
+    micro = config.batch_size // config.accumulate
+    for step in range(first, config.steps):
+        inputs, targets = next(stream)
+        total = torch.zeros((), device=device)
+        for x, y in zip(inputs.split(micro), targets.split(micro), strict=True):
+            with autocast(device, precision):
+                loss = loss_of(x.to(device), y.to(device)) / config.accumulate
+            loss.backward()
+            total += loss.detach()
+        norm = torch.nn.utils.clip_grad_norm_(optimizers.whole.values(), config.clip)
+        if device.type != "cpu" or bool(torch.isfinite(total + norm)):
+            optimizers.step(learning_rate(step, config))
+        yield step + 1, total, norm
 
 
 def fingerprint(model_config: GPTConfig, config: TrainConfig, seed: int, corpus_hash: str) -> str:
     """Hash of all that decides a run's weights: parameters, corpus and the code that trains."""
-    code = "".join(
-        (Path(__file__).parent / f"{name}.py").read_text()
-        for name in ("attention", "sd", "linear", "gpt", "training", "evaluation", "corpus")
-    )
+    code = "".join((Path(__file__).parent / f"{name}.py").read_text() for name in DECISIVE)
     ignored = ("checkpoint_every",)
     decisive = {k: v for k, v in asdict(config).items() if k not in ignored}
     text = json.dumps([model_config.to_dict(), decisive, seed, corpus_hash, code])
@@ -160,6 +194,7 @@ def train(
     out=None,
     *,
     seed: int = 0,
+    identity: str | None = None,
     name: str = "model",
     progress: bool = True,
     position: int = 0,
@@ -179,6 +214,9 @@ def train(
         finished run is loaded; a run of other parameters, text or code is set aside.
     seed : int
         Of the initial weights.
+    identity : str, optional
+        What tells this run from another in `out`, in the place of a hash of parameters, text and
+        code: a long training is not to be lost to a change of a docstring.
     name, progress, position
         Label, visibility and line of the progress bar (loss, tokens/s, time left; on stderr).
 
@@ -208,7 +246,8 @@ def train(
         )
     corpus_hash = text_hash(text)
     meta = {
-        "fingerprint": fingerprint(model.config, config, seed, corpus_hash + start_weights),
+        "fingerprint": identity
+        or fingerprint(model.config, config, seed, corpus_hash + start_weights),
         "training": asdict(config),
         "seed": seed,
         "corpus_hash": corpus_hash,
@@ -284,26 +323,26 @@ class _Run:
             shutil.rmtree(path)
 
 
-def _copy(model) -> dict[str, torch.Tensor]:
-    return {k: v.detach().clone() for k, v in model.state_dict().items()}
-
-
 def _train_loop(model, training, held_out, config, meta, run, shown):
     from tqdm import tqdm
 
     device = next(model.parameters()).device
-    optimizer = _optimizer(model, config, device)
-    history = {k: [] for k in ("step", "train_loss", "val_loss", "val_loss_se", "grad_norm")}
+    optimizers = Optimizers(model, config)
+    history, clock = {k: [] for k in ("step", *HISTORY)}, []
     torch.manual_seed(config.seed)
-    first, losses, norms, diverged = 0, [], [], None
+    first, losses, norms = 0, [], []
     if run and run.steps():
         stored, weights, state = read_checkpoint(run.steps()[-1])
         check_keys(model, weights, run.folder)
         model.load_state_dict(weights)
         losses, norms = (list(state.pop(k).to(device)) for k in ("losses", "norms"))
-        _restore_training_state(state, model, optimizer, device)
-        first, history = stored["step"], stored["history"]
-    step_model = torch.compile(model) if config.compile else model
+        restore_training_state(state, optimizers, device)
+        first, history, clock = stored["step"], stored["history"], stored["seconds"]
+        # What it began in is what it goes on in, on whatever machine.
+        meta["precision"] = stored["precision"]
+    else:
+        width = model.config.d_model
+        meta["precision"] = training_precision(device, config.precision, width)
     context = model.config.context
     tokens_per_step = config.batch_size * context
     bar = tqdm(
@@ -316,58 +355,77 @@ def _train_loop(model, training, held_out, config, meta, run, shown):
         mininterval=1.0,
         dynamic_ncols=True,
     )
-    stream = batches(training, config.batch_size, context, seed=config.seed, start=first)
-    micro = config.batch_size // config.accumulate
-    good = _copy(model) if config.stop_if_diverged else None
+    step_model = torch.compile(model) if config.compile else model
+    good = None if device.type == "cpu" else _copy(model)
+    began = time.monotonic() - (clock[-1] if clock else 0.0)
+    diverged = None
     model.train()
+    steps = training_steps(
+        lambda x, y: step_model(x, y)[1],
+        batches(training, config.batch_size, context, seed=config.seed, start=first),
+        optimizers,
+        config,
+        device,
+        precision=meta["precision"],
+        first=first,
+    )
     with bar:
-        for step in range(first, config.steps):
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, config)
-            inputs, targets = next(stream)
-            total = torch.zeros((), device=device)
-            for x, y in zip(inputs.split(micro), targets.split(micro), strict=True):
-                with autocast(device, config.precision):
-                    loss = step_model(x.to(device), y.to(device))[1] / config.accumulate
-                loss.backward()
-                total += loss.detach()
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            losses.append(total)
+        for done, loss, norm in steps:
+            losses.append(loss)
             norms.append(norm)
             bar.update(tokens_per_step)
-            done = step + 1
-            due = (done % config.eval_every == 0, done % config.checkpoint_every == 0)
-            if any(due) or done == config.steps:
-                if not torch.isfinite(torch.stack(losses + norms)).all():
-                    if good is None:
-                        raise InputError(
-                            f"{shown['desc']}: the loss is not finite at step {done}: lower "
-                            f"learning_rate ({config.learning_rate}) or lengthen warmup "
-                            f"({config.warmup})"
-                        )
-                    model.load_state_dict(good)
-                    diverged = done
+            evaluated = done % config.eval_every == 0 or done == config.steps
+            saved = done % config.checkpoint_every == 0 and done < config.steps
+            if device.type == "cpu" or evaluated or saved:
+                finite = torch.isfinite(torch.stack(losses) + torch.stack(norms))
+                if not finite.all():
+                    if good is not None:
+                        model.load_state_dict(good)
+                    at = done - len(finite) + int(finite.int().argmin())  # steps before it
+                    if not config.stop_if_diverged:
+                        _not_finite(model, training, config, {**meta, "step": at}, run, shown)
+                    diverged = at + 1
                     break
-                good = _copy(model) if config.stop_if_diverged else None
-            if done % config.eval_every == 0 or done == config.steps:
+                good = None if device.type == "cpu" else _copy(model)
+            if evaluated:
                 recent, norm = (float(torch.stack(x).mean()) for x in (losses, norms))
                 losses, norms = [], []
-                held = evaluate(model, held_out, precision=config.precision)
+                held = evaluate(model, held_out)
+                clock.append(round(time.monotonic() - began, 2))
                 row = (done, recent, held["loss"], held["loss_se"], norm)
                 for key, value in zip(history, row, strict=True):
                     history[key].append(value)
                 bar.set_postfix(train=f"{recent:.3f}", val=f"{held['loss']:.3f}")
             if run and done in config.keep_steps:
                 run.keep(done, model, meta)
-            if run and done % config.checkpoint_every == 0 and done < config.steps:
-                state = _training_state(model, optimizer, device)
+            if run and saved:
+                state = training_state(optimizers, device)
                 for key, values in (("losses", losses), ("norms", norms)):
                     state[key] = torch.stack(values).cpu() if values else torch.zeros(0)
-                run.save(done, model, {**meta, "step": done, "history": history}, state)
-    meta = {**meta, "step": diverged or config.steps, "diverged_at": diverged, "history": history}
-    meta["model"] = model.config.to_dict()
+                record = {**meta, "step": done, "history": history, "seconds": clock}
+                run.save(done, model, record, state)
+    meta |= {"step": diverged or config.steps, "diverged_at": diverged, "history": history}
+    meta |= {"seconds": clock, "model": model.config.to_dict()}
     if run:
         run.finish(model, meta)
     return model.eval(), meta
+
+
+def _copy(model) -> dict[str, torch.Tensor]:
+    return {k: v.detach().clone() for k, v in model.state_dict().items()}
+
+
+def _not_finite(model, training, config, meta, run, shown) -> None:
+    """Keep the last good weights and the batch that broke them, and say so."""
+    step, kept = meta["step"], ""
+    if run:
+        context = model.config.context
+        stream = batches(training, config.batch_size, context, seed=config.seed, start=step)
+        inputs, targets = (x.contiguous() for x in next(stream))
+        path = run.folder / "not-finite"
+        save_checkpoint(path, model, meta=meta, tensors={"inputs": inputs, "targets": targets})
+        kept = f". The last good weights and the batch of that step are in {path}"
+    raise InputError(
+        f"{shown['desc']}: the loss is not finite at step {step + 1}: lower learning_rate "
+        f"({config.learning_rate}) or lengthen warmup ({config.warmup}){kept}"
+    )

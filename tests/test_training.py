@@ -15,8 +15,18 @@ import numpy as np
 import pytest
 import torch
 
-from attnlib import GPT, GPTConfig, InputError, TrainConfig, load_checkpoint, train
-from attnlib.training import _optimizer, learning_rate
+from attnlib import (
+    GPT,
+    GPTConfig,
+    InputError,
+    TrainConfig,
+    device,
+    load_checkpoint,
+    train,
+    training,
+)
+from attnlib.checkpoints import read_checkpoint
+from attnlib.optimizers import Optimizers, learning_rate
 
 TEXT = "".join(chr(97 + (i * i + i // 7) % 13) for i in range(4000))
 SHAPE = GPTConfig(n_layer=1, n_head=2, d_model=8, context=16, dropout=0.2)
@@ -52,15 +62,20 @@ KILLED = """
             print("saved", flush=True)
             import time; time.sleep(60)
     t._Run.save = slow_save
-    t.train(SHAPE, TEXT, SHORT, {out!r}, progress=False)
+    from dataclasses import replace
+    shape, config = replace(SHAPE, attention={kind!r}), replace(SHORT, optimizer={optimizer!r})
+    t.train(shape, TEXT, config, {out!r}, progress=False)
 """
 
 
-@pytest.mark.parametrize("attention", ["softmax", "ega-1", "sd"])
-def test_a_killed_run_ends_as_an_unbroken_one_bit_for_bit(tmp_path, attention):
-    unbroken, whole = train(SHAPE, TEXT, SHORT, tmp_path / "unbroken", progress=False)
+@pytest.mark.parametrize(
+    ("kind", "optimizer"), [("softmax", "adamw"), ("ega-1", "muon"), ("sd", "muon-vo")]
+)
+def test_a_killed_run_ends_as_an_unbroken_one_bit_for_bit(tmp_path, kind, optimizer):
+    shape, config = replace(SHAPE, attention=kind), replace(SHORT, optimizer=optimizer)
+    unbroken, whole = train(shape, TEXT, config, tmp_path / "unbroken", progress=False)
     code = textwrap.dedent(KILLED).format(
-        tests=os.path.dirname(__file__), out=str(tmp_path / "run")
+        tests=os.path.dirname(__file__), out=str(tmp_path / "run"), kind=kind, optimizer=optimizer
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "saved\n"
@@ -69,7 +84,7 @@ def test_a_killed_run_ends_as_an_unbroken_one_bit_for_bit(tmp_path, attention):
     process.stdout.close()
     assert [p.name for p in (tmp_path / "run").glob("step-*")] == ["step-00000008"]
     torch.manual_seed(99)  # whatever the global state is, the run's own is restored
-    resumed, again = train(SHAPE, TEXT, SHORT, tmp_path / "run", progress=False)
+    resumed, again = train(shape, TEXT, config, tmp_path / "run", progress=False)
     assert weights(resumed) == weights(unbroken)
     assert again["history"] == whole["history"]
     assert not list((tmp_path / "run").glob("step-*"))
@@ -148,7 +163,7 @@ def test_schedule():
 
 def test_decay_is_for_matrices_alone():
     model = GPT(replace(SHAPE, vocab_size=5, attention="ega-1"))
-    decay, rest = _optimizer(model, SHORT, torch.device("cpu")).param_groups
+    decay, rest = Optimizers(model, SHORT)._all[0].param_groups
     names = {id(p): n for n, p in model.named_parameters()}
     assert all(names[id(p)].endswith("weight") for p in decay["params"])
     free = {names[id(p)] for p in rest["params"]}
@@ -196,10 +211,59 @@ def test_impossible_settings(bad, message):
         TrainConfig(**bad)
 
 
-def test_bfloat16_trains():
-    config = replace(SHORT, precision="bfloat16")
-    _, meta = train(SHAPE, TEXT, config, progress=False)
-    assert np.isfinite(meta["history"]["val_loss"]).all()
+def test_the_precision_is_chosen_by_measurement_once_and_kept(tmp_path, monkeypatch):
+    wide = replace(SHAPE, d_model=128, n_head=4)
+    fast = {}
+    monkeypatch.setattr(device, "bfloat16_ratio", lambda threads: fast["ratio"])
+    for ratio, wanted in ((0.02, "float32"), (1.1, "float32"), (2.4, "bfloat16")):
+        fast["ratio"] = ratio
+        _, meta = train(wide, TEXT, replace(SHORT, steps=2), progress=False)
+        assert meta["precision"] == wanted
+        assert np.isfinite(meta["history"]["val_loss"]).all()
+    assert train(SHAPE, TEXT, SHORT, progress=False)[1]["precision"] == "float32"  # narrow
+
+    # What has begun in bfloat16 goes on in it, on a machine that would have begun in float32.
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "evaluate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(wide, TEXT, SHORT, tmp_path, progress=False)
+    assert [p.name for p in tmp_path.glob("step-*")] == ["step-00000004"]
+    fast["ratio"] = 0.02
+    assert train(wide, TEXT, SHORT, tmp_path, progress=False)[1]["precision"] == "bfloat16"
+
+
+def test_bfloat16_where_the_hardware_lacks_it_is_refused(monkeypatch):
+    monkeypatch.setattr(device, "bfloat16_ratio", lambda threads: 0.02)
+    with pytest.raises(InputError, match="lacks the hardware for it: take 'auto' or 'float32'"):
+        train(SHAPE, TEXT, replace(SHORT, precision="bfloat16"), progress=False)
+    monkeypatch.undo()
+    assert device.bfloat16_ratio(1) > 0
+
+
+def test_a_batch_that_breaks_the_loss_is_kept_with_the_last_good_weights(tmp_path, monkeypatch):
+    forward, calls = GPT.forward, []
+
+    def broken(self, tokens, targets=None, on_attention=None):
+        logits, loss = forward(self, tokens, targets, on_attention)
+        if targets is not None and self.training:
+            calls.append(tokens.clone())
+            loss = loss * (math.nan if len(calls) == 7 else 1)
+        return logits, loss
+
+    monkeypatch.setattr(GPT, "forward", broken)
+    with pytest.raises(InputError, match=r"not finite at step 7.*batch of that step are in"):
+        train(SHAPE, TEXT, replace(SHORT, optimizer="muon"), tmp_path, progress=False)
+    meta, kept, batch = read_checkpoint(tmp_path / "not-finite")
+    assert torch.equal(batch["inputs"], calls[-1])
+    monkeypatch.undo()
+    six = replace(SHORT, optimizer="muon", keep_steps=(6,))
+    train(SHAPE, TEXT, six, tmp_path / "whole", progress=False)
+    good, _ = load_checkpoint(tmp_path / "whole" / "kept-00000006")
+    assert {k: v.numpy().tobytes() for k, v in kept.items()} == weights(good)
+    assert meta["step"] == 6
 
 
 def test_the_progress_bar_shows_loss_speed_and_time_left(capsys):
