@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.ready
 PEERS  := $(VENV)/.peers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup corpus run book test lab sync lint format bench lock clean distclean
+.PHONY: help setup corpus run book specimens test lab sync lint format bench lock clean distclean
 
 help:  ## Show this help
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ run: corpus  ## Run the notebooks of the preset, without building the book
 book: corpus  ## Run what changed, then build the book
 	@$(BIN)/python -m attnlib make book --preset $(PRESET) --cores $(CORES)
 	@echo "The book is at $(CURDIR)/build/book/$(PRESET)/_build/html/index.html"
+
+specimens: corpus  ## Train the models that the book keeps and that are missing (hours)
+	@$(BIN)/python -m attnlib specimens
 
 test: $(STAMP)  ## Ruff, unit and property tests, every notebook and the book at smoke size
 	$(BIN)/ruff check .

@@ -91,6 +91,7 @@ ROOMS = {
     "pod": ["pod", "reconstruct", "spectrum", "subspace_overlap"],
     "resampling": ["bootstrap", "contrast", "extrapolate_rank", "rank_curve"],
     "restarts": [],
+    "specimens": ["check_specimens", "load_specimen", "make_specimens"],
     "prescription": ["apply", "prescribe"],
     "routing": [
         "hodge",

@@ -1,4 +1,4 @@
-"""The command line: ``python -m attnlib run|list|corpus|sync|make|prescribe``."""
+"""The command line: ``python -m attnlib run|list|corpus|specimens|sync|make|prescribe``."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument("target", choices=["book", "notebooks"])
     make.add_argument("--preset", default="quick")
     make.add_argument("--cores", type=int, default=os.cpu_count())
+    kept = commands.add_parser("specimens", help="train the models that the book keeps")
+    kept.add_argument("name", nargs="*", help="base, or base/seed-1; by default all of them")
+    kept.add_argument("--check", action="store_true", help="hashes and losses of what is there")
+    kept.add_argument("--jobs", type=int, help="trainings side by side")
+    kept.add_argument("--no-progress", action="store_true", help="no progress bars")
     commands.add_parser("sync", help="pair the text notebooks with .ipynb in build/ipynb")
     plan = commands.add_parser("prescribe", help="which layers of a model need less attention")
     plan.add_argument("model", help="a pretrained model by name, or a folder with a checkpoint")
@@ -143,6 +148,18 @@ def _prescribe(arguments) -> None:
         begun.unlink(missing_ok=True)
 
 
+def _specimens(arguments) -> None:
+    from .specimens import check_specimens, make_specimens
+
+    if arguments.check:
+        print("\n".join(check_specimens(arguments.name)))
+        return
+    trained = make_specimens(
+        arguments.name, jobs=arguments.jobs, progress=not arguments.no_progress
+    )
+    print("\n".join(recipe.label for recipe in trained) or "all specimens are there")
+
+
 def _model(name: str):
     """A model and what turns a text into its tokens."""
     if Path(name).is_dir():
@@ -183,6 +200,8 @@ def main(argv: list[str] | None = None) -> int:
                 _prescribe(arguments)
             finally:
                 signal.signal(signal.SIGTERM, before)
+        elif arguments.command == "specimens":
+            _specimens(arguments)
         elif arguments.command == "make":
             from .graph import make
 
@@ -198,7 +217,7 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        kept = arguments.command in ("run", "make") or getattr(arguments, "out", None)
+        kept = arguments.command in ("run", "make", "specimens") or getattr(arguments, "out", None)
         again = "to continue" if kept else "from its start"
         print(f"interrupted; run the same command again {again}", file=sys.stderr)
         return 130

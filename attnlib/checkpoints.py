@@ -15,7 +15,14 @@ from .gpt import GPT, GPTConfig
 TRAINING_ONLY = ("dropout", "init_std", "embedding_std", "residual_std")
 
 
-def save_checkpoint(path, model: GPT, *, meta: dict | None = None, tensors: dict | None = None):
+def save_checkpoint(
+    path,
+    model: GPT,
+    *,
+    meta: dict | None = None,
+    tensors: dict | None = None,
+    weights: dict | None = None,
+):
     """Write a checkpoint folder atomically: ``model.safetensors``, ``meta.json``, no pickle.
 
     Parameters
@@ -27,6 +34,8 @@ def save_checkpoint(path, model: GPT, *, meta: dict | None = None, tensors: dict
         Anything that JSON can hold, beside the model's configuration.
     tensors : dict of str to Tensor, optional
         More state (optimizer, random generators), into ``state.safetensors``.
+    weights : dict of str to Tensor, optional
+        The model's weights as :func:`in_eight_bits` gives them, to be stored so.
 
     Raises
     ------
@@ -40,7 +49,8 @@ def save_checkpoint(path, model: GPT, *, meta: dict | None = None, tensors: dict
     shutil.rmtree(fresh, ignore_errors=True)
     try:
         fresh.mkdir(parents=True)
-        weights = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
+        if weights is None:
+            weights = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
         hashes = {}
         for name, content in (("model.safetensors", weights), ("state.safetensors", tensors)):
             if content:
@@ -83,7 +93,48 @@ def read_checkpoint(path) -> tuple[dict, dict, dict]:
         raise InputError(
             f"{path} is damaged ({type(error).__name__}: {error}): delete it and train anew"
         ) from error
-    return meta, *parts
+    return meta, from_eight_bits(parts[0]), parts[1]
+
+
+SCALE = "|scale"
+
+
+def in_eight_bits(weights: dict) -> dict:
+    """Matrices as whole numbers from -127 to 127, each row with a scale of its own.
+
+    Parameters
+    ----------
+    weights : dict of str to Tensor
+        Vectors stay as they are; the matrix `name` becomes int8 codes, and ``name|scale`` float32
+        ``(rows, 1)``: weight = code * scale, wrong by half a scale at most.
+
+    Returns
+    -------
+    dict of str to Tensor
+        On the CPU.
+    """
+    import torch
+
+    stored = {}
+    for name, weight in weights.items():
+        weight = weight.detach().cpu().float()
+        if weight.dim() < 2:
+            stored[name] = weight.contiguous()
+            continue
+        largest = weight.abs().amax(-1, keepdim=True)
+        scale = torch.where(largest > 0, largest / 127, 1.0)
+        stored[name] = (weight / scale).round().to(torch.int8)
+        stored[name + SCALE] = scale
+    return stored
+
+
+def from_eight_bits(stored: dict) -> dict:
+    """The weights that :func:`in_eight_bits` stored; others are left as they are."""
+    return {
+        name: part.float() * stored[name + SCALE] if name + SCALE in stored else part
+        for name, part in stored.items()
+        if not name.endswith(SCALE)
+    }
 
 
 def load_checkpoint(path, model: GPT | None = None, device: str = "cpu") -> tuple[GPT, dict]:
