@@ -193,7 +193,8 @@ def make_specimens(
     Parameters
     ----------
     names, folder
-        As for :func:`recipes`.
+        ``"base"`` for all its seeds, ``"base/seed-1"`` for one, by default all; and the folder
+        of specimens, by default that of this project.
     work : path-like, optional
         Where trainings keep their checkpoints; by default ``build/specimens``.
     jobs : int, optional
@@ -210,7 +211,7 @@ def make_specimens(
     Raises
     ------
     InputError
-        As :func:`recipes` and :func:`attnlib.train`; a specimen of another recipe under that name;
+        An unknown name, bad recipes, or as :func:`attnlib.train`; a specimen of another recipe under that name;
         weights whose rounding costs more than 0.002 nats.
     """
     import multiprocessing
@@ -363,7 +364,7 @@ def check_specimens(names=(), *, folder=None) -> list[str]:
     Parameters
     ----------
     names, folder
-        As for :func:`recipes`.
+        As for :func:`attnlib.make_specimens`.
 
     Returns
     -------
