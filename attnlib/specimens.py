@@ -211,8 +211,8 @@ def make_specimens(
     Raises
     ------
     InputError
-        An unknown name, bad recipes, or as :func:`attnlib.train`; a specimen of another recipe under that name;
-        weights whose rounding costs more than 0.002 nats.
+        An unknown name, bad recipes, or as :func:`attnlib.train`; a specimen of another recipe
+        under that name; weights whose rounding costs more than 0.002 nats.
     """
     import multiprocessing
     import sys
