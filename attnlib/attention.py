@@ -32,7 +32,7 @@ def softmax_attention(q, k, v, *, bias=None, dropout: float = 0.0, need_weights:
         ``(B, H, T, D)``, on one device.
     bias : torch.Tensor or callable, optional
         Added to the logits: ``(B, H, T)`` per key, ``(B, H, T, T)`` per query and key, or what
-        gives it for a block of queries, as in :func:`attnlib.causal.attention_by_blocks`.
+        gives it for a block of queries, as in ``attention_by_blocks``.
     dropout : float
         On the attention weights.
     need_weights : bool

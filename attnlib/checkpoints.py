@@ -35,7 +35,7 @@ def save_checkpoint(
     tensors : dict of str to Tensor, optional
         More state (optimizer, random generators), into ``state.safetensors``.
     weights : dict of str to Tensor, optional
-        The model's weights as :func:`in_eight_bits` gives them, to be stored so.
+        The model's weights as ``in_eight_bits`` gives them, to be stored so.
 
     Raises
     ------
@@ -129,7 +129,7 @@ def in_eight_bits(weights: dict) -> dict:
 
 
 def from_eight_bits(stored: dict) -> dict:
-    """The weights that :func:`in_eight_bits` stored; others are left as they are."""
+    """The weights that ``in_eight_bits`` stored; others are left as they are."""
     return {
         name: part.float() * stored[name + SCALE] if name + SCALE in stored else part
         for name, part in stored.items()

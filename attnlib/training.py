@@ -66,7 +66,7 @@ class TrainConfig:
         ``"auto"`` takes the first of them that the machine has.
     precision : {"auto", "float32", "bfloat16"}
         Of the products: ``"auto"`` is bfloat16 autocast where that is faster, see
-        :func:`attnlib.device.training_precision`. Weights and losses stay float32.
+        ``attnlib.device.training_precision``. Weights and losses stay float32.
     compile : bool
         ``torch.compile`` the model.
     """
