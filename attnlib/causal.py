@@ -1,8 +1,8 @@
 """Causal attention by blocks of queries: each block meets the keys that it may see, no others.
 
 out_i = sum_{j <= i} softmax_j(s q_i . k_j + b_ij) v_j, for the queries of one block at a time. That
-skips nearly half of the T x T products, and on a CPU in bfloat16 it is more than twice as fast as
-the fused kernel; dropout and a bias per query and key cost no T x T tensor.
+skips nearly half of the T x T products, and on a CPU in bfloat16 it beats the fused kernel; dropout
+and a bias per query and key cost no T x T tensor.
 """
 
 from __future__ import annotations

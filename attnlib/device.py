@@ -60,8 +60,8 @@ FASTER = 1.3  # times as fast as float32: between them lie no machines, but chan
 def bfloat16_ratio(threads: int) -> float:
     """How many times as fast as in float32 a CPU multiplies matrices in bfloat16.
 
-    Best of several tries, a second in all at worst; 2 to 4 with AVX-512 BF16 or AMX, below 1
-    without. The product is that of a model of width 256.
+    Best of several tries, a second in all at worst; well above 1 with AVX-512 BF16 or AMX, far
+    below 1 where it is emulated. The product is that of a model of width 256.
     """
     seconds = []
     for dtype in (torch.float32, torch.bfloat16):
@@ -90,7 +90,7 @@ def training_precision(device: torch.device, precision: str, width: int) -> str:
     device : torch.device
     precision : {"auto", "float32", "bfloat16"}
         ``"auto"``: bfloat16 where the hardware multiplies faster in it. On a GPU that is a
-        property of its kind; a CPU is measured, for a fifth of a second, and models narrower than
+        property of its kind; a CPU is measured, for a second at most, and models narrower than
         128, which gain nothing there, stay in float32.
     width : int
         Of the model.

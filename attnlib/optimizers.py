@@ -31,7 +31,7 @@ def learning_rate(step: int, config) -> float:
 class _InFloat32(TorchFunctionMode):
     """Lets torch's Muon find the orthogonal factors in float32.
 
-    It asks for bfloat16, which a CPU without the hardware emulates at a fiftieth of the speed.
+    It asks for bfloat16, which a CPU without the hardware emulates, far slower than float32.
     """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):

@@ -383,8 +383,11 @@ def check_specimens(names=(), *, folder=None) -> list[str]:
         if not (path / "meta.json").is_file():
             lines.append(f"{recipe.label}: not trained yet")
             continue
-        card = read_checkpoint(path)[0]
-        _check_card(recipe, card, path)
+        if recipe.weights:
+            model, card = load_specimen(recipe.name, recipe.seed, folder=folder)
+        else:
+            card = read_checkpoint(path)[0]
+            _check_card(recipe, card, path)
         recorded = card["loss"]["loss"]
         if not recipe.weights:
             lines.append(f"{recipe.label}: a record, {recorded:.4f} nats")
@@ -395,7 +398,6 @@ def check_specimens(names=(), *, folder=None) -> list[str]:
                 f"{recipe.label} was trained on another text than the {recipe.corpus} here: its "
                 f"hash is {card['corpus_hash'][:12]}..., this one's {text_hash(text)[:12]}..."
             )
-        model, _ = load_specimen(recipe.name, recipe.seed, folder=folder)
         found = evaluate(model, _scored(recipe, text), precision="float32")["loss"]
         if abs(found - recorded) > MOST_DRIFT:
             raise InputError(
